@@ -1,0 +1,233 @@
+"""Gradient plus residual: one flat float32 buffer per group, and the only owner of residual memory.
+
+The accumulator *is* the residual. Gradients are added, a selection takes entries out, what arrives is added in place;
+what nobody took stays, and is the residual of the next step. So nothing can be lost by forgetting to store it.
+
+A step is all or nothing. `add` swaps: the gradient's own memory receives the old residual, which `rollback` copies
+back when the step fails anywhere (a non-finite gradient on any rank, a dead peer), and `commit` forgets. This costs
+no memory; velocities, where there are any, are kept twice.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spardl import kernels
+from spardl.blocks import BlockLayout
+from spardl.config import Residuals
+from spardl.sparse import Ints, SparseBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """Momentum SGD of one parameter: what the optimizer would have done after synchronisation, done before it."""
+
+    weights: Tensor
+    momentum: float
+    decay: float
+    damping: float
+    nesterov: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """A stretch that was added in this step; `before` holds its residual from before the step."""
+
+    offset: int
+    before: Tensor
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    """Positions that a collective changed, and what they held before."""
+
+    positions: Tensor
+    before: Tensor
+    taken: bool
+
+
+class Accumulator:
+    """Residual memory of one group. Offsets are natural; collectives address blocks."""
+
+    def __init__(
+        self,
+        layout: BlockLayout,
+        *,
+        residuals: Residuals = "carry",
+        momentum: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.layout = layout
+        self.device = torch.device(device)
+        self.values = torch.zeros(layout.length, device=self.device)
+        self.velocity = torch.zeros_like(self.values) if momentum else None
+        self.poisoned = False
+        self._residuals = residuals
+        self._updated = torch.zeros_like(self.values) if momentum else None
+        self._added: list[_Added] = []
+        self._journal: list[_Touched] = []
+        self._kernels = kernels.for_device(self.device)
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    def add(self, offset: int, gradient: Tensor, scale: float = 1.0, momentum: Momentum | None = None) -> None:
+        """Add `scale * gradient` (float32, flat). Until commit or rollback, `gradient` holds the old residual."""
+        place = (self.layout.starts, self.layout.chunk, offset)
+        self._added.append(_Added(offset, gradient, held=False))
+        if self.velocity is None:
+            self._kernels.accumulate(self.values, *place, gradient, scale)
+            return
+        assert self._updated is not None and momentum is not None
+        self._kernels.accumulate_momentum(
+            self.values,
+            self.velocity,
+            self._updated,
+            *place,
+            gradient,
+            momentum.weights,
+            scale,
+            momentum.momentum,
+            momentum.decay,
+            momentum.damping,
+            momentum.nesterov,
+        )
+
+    def hold(self, offset: int, buffer: Tensor) -> None:
+        """Keep this stretch out of the step: it counts as zero, and commit adds its residual back."""
+        self._added.append(_Added(offset, buffer, held=True))
+        if self.velocity is not None:
+            assert self._updated is not None
+            self.read_from(self.velocity, offset, buffer)
+            self._write(self._updated, offset, buffer)
+        self.read(offset, buffer)
+        self.write(offset, torch.zeros_like(buffer))
+
+    def settle(self, result: SparseBlocks) -> None:
+        """Apply the residual policy, knowing the final support: coordinates outside it may go back to their owners.
+
+        carry leaves all as it is. return undoes everything outside the support (the paper's global collection).
+        partial and local forget what others did, and lose mass: partial keeps only what was taken and survived,
+        local what was taken.
+        """
+        if self._residuals != "carry":
+            taken = [touched.positions for touched in self._journal if touched.taken]
+            settled = self.positions(result)
+            if self._residuals != "return":
+                mine = torch.cat(taken).unique() if taken else settled[:0]
+                settled = mine if self._residuals == "local" else mine[torch.isin(mine, settled)]
+            for touched in reversed(self._journal):
+                undone = ~torch.isin(touched.positions, settled)
+                self.values[touched.positions[undone]] = touched.before[undone]
+        self._journal.clear()
+
+    def commit(self, *, dense: bool = False) -> None:
+        """End the step. After a dense one the sums are handed out in place of the gradients and leave this memory."""
+        for added in self._added:
+            if dense:
+                total = torch.empty_like(added.before)
+                self.read(added.offset, total)
+                self.write(added.offset, added.before if added.held else torch.zeros_like(total))
+                added.before.copy_(total)
+            elif added.held:
+                place = (self.layout.starts, self.layout.chunk, added.offset)
+                self._kernels.accumulate(self.values, *place, added.before, 1.0)
+        self.velocity, self._updated = self._updated, self.velocity
+        self._added.clear()
+
+    def rollback(self) -> None:
+        """End the step as if it had never begun: residual and velocity are what they were, bit for bit."""
+        for added in self._added:
+            self.write(added.offset, added.before)
+        self._added.clear()
+        self._journal.clear()
+        self.poisoned = False
+
+    # --- verbs of the collectives ---------------------------------------------------------------------------------
+
+    def take_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
+        """Move the `budgets[i]` entries of largest magnitude out of each block `ids[i]`."""
+        if self.poisoned:
+            return SparseBlocks.empty(ids, self.device)
+        firsts, stops = self.layout.starts[ids], self.layout.starts[ids + 1]
+        counts, indices, values = self._kernels.take_largest(self.values, firsts, stops, budgets)
+        return self._took(SparseBlocks(ids, counts, indices, values))
+
+    def take_above(self, block: int, threshold: float, limit: int) -> SparseBlocks:
+        """Move entries of magnitude `threshold` or more, the first `limit` of them, out of a block."""
+        ids = np.array([block])
+        if self.poisoned:
+            return SparseBlocks.empty(ids, self.device)
+        first, stop = int(self.layout.starts[block]), int(self.layout.starts[block + 1])
+        indices, values = self._kernels.take_above(self.values, first, stop, threshold, limit)
+        return self._took(SparseBlocks(ids, np.array([indices.numel()]), indices, values))
+
+    def give_back(self, entries: SparseBlocks) -> None:
+        """Add entries in place: what arrived, what was dropped, or what rounding left over."""
+        if not len(entries) or self.poisoned:
+            return
+        if self._residuals != "carry":
+            positions = self.positions(entries)
+            self._journal.append(_Touched(positions, self.values[positions], taken=False))
+        firsts = self.layout.starts[entries.ids]
+        self._kernels.scatter_add(self.values, firsts, entries.counts, entries.indices, entries.values)
+
+    def peek(self, entries: SparseBlocks) -> Tensor:
+        """The values now held at these coordinates."""
+        return self.values[self.positions(entries)]
+
+    def clear(self, entries: SparseBlocks) -> None:
+        """Zero these coordinates: their values have been sent by other means."""
+        self.values[self.positions(entries)] = 0
+
+    def positions(self, entries: SparseBlocks) -> Tensor:
+        """Where entries lie in `values`."""
+        firsts = torch.from_numpy(np.repeat(self.layout.starts[entries.ids], entries.counts)).to(self.device)
+        return firsts + entries.indices
+
+    def _took(self, taken: SparseBlocks) -> SparseBlocks:
+        if self._residuals != "carry" or self._updated is not None:
+            positions = self.positions(taken)
+            if self._updated is not None:
+                self._updated[positions] = 0
+            if self._residuals != "carry":
+                self._journal.append(_Touched(positions, taken.values.clone(), taken=True))
+        return taken
+
+    # --- natural order --------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, out: Tensor) -> None:
+        """Copy the residual of the natural stretch that begins at `offset` into `out`."""
+        self.read_from(self.values, offset, out)
+
+    def write(self, offset: int, source: Tensor) -> None:
+        self._write(self.values, offset, source)
+
+    def read_velocity(self, offset: int, out: Tensor) -> None:
+        assert self.velocity is not None
+        self.read_from(self.velocity, offset, out)
+
+    def write_velocity(self, offset: int, source: Tensor) -> None:
+        assert self.velocity is not None
+        self._write(self.velocity, offset, source)
+
+    def drop_velocity(self) -> Tensor | None:
+        """Momentum ends here; whoever takes it over reads the returned memory by `read_from`."""
+        velocity, self.velocity, self._updated = self.velocity, None, None
+        return velocity
+
+    def natural(self, result: SparseBlocks) -> tuple[Tensor, Tensor]:
+        """Natural positions (ascending) and values of a result that covers all blocks."""
+        order: tuple[Tensor, Tensor] = self._kernels.to_natural_order(
+            self.layout.starts, self.layout.chunk, result.counts, result.indices, result.values
+        )
+        return order
+
+    def read_from(self, memory: Tensor, offset: int, out: Tensor) -> None:
+        """`read`, from other memory in the same order."""
+        self._kernels.read(memory, self.layout.starts, self.layout.chunk, offset, out)
+
+    def _write(self, memory: Tensor, offset: int, source: Tensor) -> None:
+        self._kernels.write(memory, self.layout.starts, self.layout.chunk, offset, source)

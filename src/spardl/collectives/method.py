@@ -1,0 +1,50 @@
+"""What every method offers, and the registry that finds it by name."""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from spardl.blocks import BlockLayout
+from spardl.collectives.memory import Memory
+from spardl.collectives.program import Program
+from spardl.config import METHODS, SyncConfig, check_choice
+from spardl.sparse import SparseBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What `spardl methods` prints. k entries of n elements over P workers, d teams."""
+
+    paper: str
+    rounds: str
+    entries: str
+
+
+class Method(Protocol):
+    """One group's synchronisation. Built on every rank with the same arguments, apart from its rank."""
+
+    about: ClassVar[About]
+    layout: BlockLayout
+
+    def __init__(self, rank: int, workers: int, length: int, config: SyncConfig) -> None: ...
+
+    def synchronize(self, memory: Memory, density: float) -> Program[SparseBlocks | None]:
+        """Sum the accumulators of all ranks. Returns the agreed sum; None if it is dense, in the accumulator."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def method_class(name: str) -> type[Method]:
+    """The class registered under this name."""
+    check_choice("method", name, tuple(METHODS), hint="`spardl methods` lists them")
+    module, _, attribute = METHODS[name].partition(":")
+    found: type[Method] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def block_layout(config: SyncConfig, length: int, count: int) -> BlockLayout:
+    make = BlockLayout.interleaved if config.blocks == "interleaved" else BlockLayout.contiguous
+    return make(length, count)

@@ -1,0 +1,56 @@
+"""What a collective is: a generator that yields what this rank sends and expects, and is sent what arrived.
+
+It opens no socket, knows no thread and measures no time; a transport drives it. `yield from` composes programs.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One message to each of some peers, one from each of some peers. The program is sent the list of arrived frames.
+
+    `receive` names the capacity of each message, so that no size travels ahead. `name` is for people.
+    """
+
+    send: list[tuple[int, Tensor]]
+    receive: list[tuple[int, int]]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Sum `tensor` over all ranks in place, by whatever the transport does best. The program is sent nothing."""
+
+    tensor: Tensor
+    name: str = "all_reduce"
+
+
+Operation = Round | AllReduce
+Program = Generator[Operation, Any, Result]
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Some ranks in order, seen from the member at `position`."""
+
+    ranks: tuple[int, ...]
+    position: int
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def member(self, distance: int) -> int:
+        """The rank at this distance round the ring."""
+        return self.ranks[(self.position + distance) % self.size]
+
+    def exchange(self, frame: Tensor, *, to: int, source: int, capacity: int, name: str) -> Round:
+        """Send to the member at distance `to`, receive from the one at distance `source`."""
+        return Round([(self.member(to), frame)], [(self.member(source), capacity)], name)

@@ -1,0 +1,76 @@
+"""Spar-Reduce-Scatter: every member ends with its own block, summed over the team, and no message ever grows.
+
+SparDL (Zhao et al., ICDE 2024). Cost for a team of m and a budget of b entries per block: ceil(log2 m) rounds, in which
+each member sends (m - 1) * b entries. Works for any m, without idle members.
+
+Member p sends block p + o (offset o) when the highest bit of o comes up: blocks with offsets in [gap, 2 gap) go to the
+member `gap` further on, for gap = ..., 4, 2, 1. There their offset is smaller than gap, so they travel on in a later
+round, once per set bit, until the offset is 0. A block that was sent is never received again, so all blocks of a round
+go in one message, and each is cut down to its budget just before it leaves.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from spardl.collectives.memory import Memory
+from spardl.collectives.program import Program, Team
+from spardl.sparse import Ints, SparseBlocks
+from spardl.wire.frame import CodedBlocks
+
+
+def schedule(size: int, position: int) -> Iterator[tuple[int, Ints, Ints]]:
+    """For each round the distance, the blocks to send that far forward, and the blocks that arrive from as far back."""
+    gap = 1 << max(0, size - 1).bit_length()
+    while gap := gap // 2:
+        count = min(2 * gap, size) - gap
+        yield gap, (position + gap + np.arange(count)) % size, (position + np.arange(count)) % size
+
+
+def spar_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: int) -> Program[SparseBlocks]:
+    """Return this member's block: the `own_budget` largest sums of what reached it.
+
+    Lazy: a block stays dense in memory and is cut once, when it leaves, over this member's values and all that arrived.
+    """
+    for gap, sent, arriving in schedule(team.size, team.position):
+        coded = memory.code(memory.take_largest(sent, budgets[sent]))
+        received = yield from _exchange(team, memory, coded, gap, arriving, budgets)
+        memory.give_back(received.decode())
+    return memory.take_largest(np.array([team.position]), np.array([own_budget]))
+
+
+def eager_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: int) -> Program[SparseBlocks]:
+    """The same exchange, but every block is cut at once and again after each addition, so that all state is sparse.
+
+    It drops more on the way than the lazy form; it is here for comparison.
+    """
+    everything = memory.take_largest(np.arange(team.size), budgets)
+    held = split(everything)
+    for gap, sent, arriving in schedule(team.size, team.position):
+        coded = CodedBlocks.join([memory.code(held[block]) for block in sent])
+        received = yield from _exchange(team, memory, coded, gap, arriving, budgets)
+        for block, piece in zip(arriving, received.split(), strict=True):
+            held[block], dropped = memory.cut(memory.merge(held[block], piece.decode()), int(budgets[block]))
+            memory.give_back(dropped)
+    mine, dropped = memory.cut(held[team.position], own_budget)
+    memory.give_back(dropped)
+    return mine
+
+
+def _exchange(
+    team: Team, memory: Memory, coded: CodedBlocks, gap: int, arriving: Ints, budgets: Ints
+) -> Program[CodedBlocks]:
+    frame = memory.pack(coded, budgets[coded.ids])
+    capacity = memory.capacity(arriving, budgets[arriving])
+    (received,) = yield team.exchange(frame, to=gap, source=-gap, capacity=capacity, name="spar_reduce_scatter")
+    return memory.unpack(received, arriving, budgets[arriving], team.member(-gap))
+
+
+def split(entries: SparseBlocks) -> list[SparseBlocks]:
+    """One piece per block."""
+    sizes = entries.counts.tolist()
+    pieces = zip(entries.indices.split(sizes), entries.values.split(sizes), strict=True)
+    return [
+        SparseBlocks(entries.ids[i : i + 1], entries.counts[i : i + 1], indices, values)
+        for i, (indices, values) in enumerate(pieces)
+    ]

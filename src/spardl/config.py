@@ -1,0 +1,155 @@
+"""Settings: what a user chooses, checked where it is chosen. No torch here, so the command line starts fast."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from spardl.errors import ConfigError
+
+Gather = Literal["auto", "r", "b"]
+Blocks = Literal["interleaved", "contiguous"]
+Residuals = Literal["carry", "return", "partial", "local"]
+Values = Literal["fp32", "bf16", "fp16", "int8"]
+Indices = Literal["rice", "raw"]
+Selection = Literal["lazy", "eager"]
+
+# A method is one file plus one line here.
+METHODS: dict[str, str] = {
+    "dense": "spardl.collectives.dense:Dense",
+    "spardl": "spardl.collectives.spardl:SparDL",
+}
+
+
+@dataclass(frozen=True)
+class DensitySchedule:
+    """Density over steps: dense for `dense_steps`, then from `start` down to `target` geometrically over `steps`."""
+
+    target: float
+    start: float = 1.0
+    steps: int = 0
+    dense_steps: int = 0
+
+    def __post_init__(self) -> None:
+        check_density(self.target)
+        check_density(self.start)
+        if self.steps < 0 or self.dense_steps < 0:
+            raise ConfigError(
+                f"a density schedule cannot last {min(self.steps, self.dense_steps)} steps; use 0 or more."
+            )
+
+    def at(self, step: int) -> float:
+        """The density of step `step`, counted from 0."""
+        if step < self.dense_steps:
+            return 1.0
+        progress = (step - self.dense_steps) / self.steps if self.steps else 1.0
+        if progress >= 1.0:
+            return self.target
+        return float(self.start * (self.target / self.start) ** progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncConfig:
+    """How gradients are synchronised. The same names are keywords of `attach` and options of every command.
+
+    method      a name that `spardl methods` lists
+    density     share of entries that a step may send, in (0, 1], or a `DensitySchedule`
+    teams       number of teams (SparDL): a divisor of the worker count, or "auto"
+    gather      how teams agree: "r" recursive doubling (a power of two), "b" Bruck (any count), or "auto"
+    blocks      "interleaved" (each block samples all layers) or "contiguous" (the paper)
+    residuals   what happens to entries that did not survive: "carry" stays where it was dropped, "return" goes back to
+                its owner (the paper); "partial" and "local" lose some, for ablation
+    values      format on the wire; the rounding error stays with the sender
+    indices     "rice" (close to entropy) or "raw" (int32, for comparison)
+    selection   "lazy" cuts a block once, before it is sent; "eager" before and after every addition
+    groups      "model", "bucket" (as DDP delivers), or the largest number of elements in a group
+    dense_below groups with fewer elements than this go dense
+    local_clip  clip the norm of each worker's own gradient to this over sqrt(workers), before it is accumulated
+    timeout     seconds that any wait for a peer may take
+    """
+
+    method: str = "spardl"
+    density: float | DensitySchedule = 0.01
+    teams: int | Literal["auto"] = "auto"
+    gather: Gather = "auto"
+    blocks: Blocks = "interleaved"
+    residuals: Residuals = "carry"
+    values: Values = "bf16"
+    indices: Indices = "rice"
+    selection: Selection = "lazy"
+    groups: int | Literal["model", "bucket"] = "model"
+    dense_below: int = 1024
+    local_clip: float | None = None
+    timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, tuple(METHODS), hint="`spardl methods` lists them")
+        if not isinstance(self.density, DensitySchedule):
+            check_density(self.density)
+        check_choice("gather", self.gather, get_args(Gather))
+        check_choice("blocks", self.blocks, get_args(Blocks))
+        check_choice("residuals", self.residuals, get_args(Residuals))
+        check_choice("values", self.values, get_args(Values))
+        check_choice("indices", self.indices, get_args(Indices))
+        check_choice("selection", self.selection, get_args(Selection))
+        if isinstance(self.groups, str):
+            check_choice("groups", self.groups, ("model", "bucket"), hint="or give the largest number of elements")
+        elif self.groups < 1:
+            raise ConfigError(
+                f'groups of at most {self.groups} elements hold nothing; give 1 or more, or groups="model".'
+            )
+        if self.teams != "auto" and (not isinstance(self.teams, int) or self.teams < 1):
+            raise ConfigError(f'teams={self.teams!r} is not a number of teams; give 1 or more, or teams="auto".')
+        if self.local_clip is not None and not self.local_clip > 0:
+            raise ConfigError(f"local_clip={self.local_clip} would zero every gradient; give a positive norm or None.")
+        if not self.timeout > 0:
+            raise ConfigError(f"timeout={self.timeout} leaves no time to wait; give a number of seconds above 0.")
+
+    def density_at(self, step: int) -> float:
+        return self.density.at(step) if isinstance(self.density, DensitySchedule) else self.density
+
+    def resolved_teams(self, workers: int) -> int:
+        """The number of teams for this worker count; "auto" is two for even counts (as cheap as one, a round less)."""
+        if self.teams == "auto":
+            return 2 if workers % 2 == 0 else 1
+        check_teams(workers, self.teams, self.gather)
+        return self.teams
+
+    def resolved_gather(self, workers: int) -> Literal["r", "b"]:
+        teams = self.resolved_teams(workers)
+        if self.gather == "auto":
+            return "r" if is_power_of_two(teams) else "b"
+        return self.gather
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def check_density(density: float) -> None:
+    if not (isinstance(density, int | float) and math.isfinite(density) and 0 < density <= 1):
+        raise ConfigError(f"density {density} is outside (0, 1]; 0.01 sends one entry in a hundred, 1 sends all.")
+
+
+def check_teams(workers: int, teams: int, gather: str) -> None:
+    if workers % teams:
+        divisors = ", ".join(str(d) for d in range(1, workers + 1) if workers % d == 0)
+        raise ConfigError(
+            f'{workers} workers cannot form {teams} equal teams; choose teams from {divisors} or leave it to teams="auto".'
+        )
+    if gather == "r" and not is_power_of_two(teams):
+        raise ConfigError(f'gather="r" needs a power of two of teams, not {teams}; use gather="b" or gather="auto".')
+
+
+def check_choice(name: str, given: str, choices: Sequence[str], hint: str = "") -> None:
+    if given in choices:
+        return
+    near = difflib.get_close_matches(str(given), choices, n=1)
+    guess = f" Did you mean {near[0]}?" if near else ""
+    listing = ", ".join(choices) + (f" ({hint})" if hint else "")
+    raise ConfigError(f"there is no {name} {given!r}.{guess} Choose from {listing}.")
+
+
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0

@@ -1,0 +1,37 @@
+"""The one tree of errors. Each is a sentence that says what happened and what to do."""
+
+
+class SparDLError(Exception):
+    """Root of every error that spardl raises on purpose."""
+
+
+class ConfigError(SparDLError, ValueError):
+    """A setting that cannot work, found before anything was sent."""
+
+
+class ConfigMismatch(SparDLError):
+    """Two ranks were started with different settings or different models."""
+
+    def __init__(self, message: str, *, ranks: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class ProtocolError(SparDLError):
+    """A peer sent bytes that are not a valid frame here and now. Nothing of it was applied."""
+
+    def __init__(self, message: str, *, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class PeerError(SparDLError):
+    """A peer died or stayed silent for longer than the timeout."""
+
+    def __init__(self, message: str, *, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class SparDLWarning(UserWarning):
+    """Something works, but not as well as it could: the text says what to change."""

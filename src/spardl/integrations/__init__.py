@@ -1,0 +1,1 @@
+"""spardl inside other people's training loops."""

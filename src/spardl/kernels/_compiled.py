@@ -1,0 +1,428 @@
+"""The hot loops, compiled for CPU by numba. `compiled.py` gives them the signatures that the rest of the code sees.
+
+Magnitudes are compared as integers: a float32 without its sign bit, read as uint32, orders like its absolute value.
+Every loop has exactly one type signature, so that workers that fill the cache at the same time write the same files.
+"""
+
+import numpy as np
+from numba import njit
+
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+INFINITE = np.uint32(0x7F800000)
+BINS = 2048
+
+_fast = njit(cache=True, nogil=True, boundscheck=False)
+
+
+def compiled(signature):
+    return njit(signature, cache=True, nogil=True, boundscheck=False)
+
+
+# --- looking at a gradient ---------------------------------------------------------------------------------------
+
+
+@compiled("boolean(uint32[::1])")
+def all_finite(bits):
+    largest = np.uint32(0)
+    for i in range(bits.size):
+        largest = max(largest, bits[i] & MAGNITUDE)
+    return largest < INFINITE
+
+
+# --- between tensors (natural order) and the accumulator (block order) -------------------------------------------
+# Chunk c of the natural order lies in block c % count, at slot c // count. See blocks.py.
+
+
+@_fast
+def _run(position, stop, starts, count, chunk):
+    """Where the run at natural `position` lies in block order, and how long it is."""
+    piece = position // chunk
+    offset = position - piece * chunk
+    place = starts[piece % count] + (piece // count) * chunk + offset
+    return place, min(chunk - offset, stop - position)
+
+
+@compiled("void(float32[::1], int64[::1], int64, int64, float32[::1], float32)")
+def accumulate(acc, starts, chunk, offset, gradient, scale):
+    """acc += scale * gradient; gradient becomes what acc was before."""
+    count = starts.size - 1
+    i = 0
+    while i < gradient.size:
+        place, length = _run(offset + i, offset + gradient.size, starts, count, chunk)
+        old, new = acc[place : place + length], gradient[i : i + length]
+        for j in range(length):
+            before = old[j]
+            old[j] = before + new[j] * scale
+            new[j] = before
+        i += length
+
+
+@compiled(
+    "void(float32[::1], float32[::1], float32[::1], int64[::1], int64, int64, float32[::1], float32[::1],"
+    " float32, float32, float32, float32, boolean)"
+)
+def accumulate_momentum(
+    acc, velocity, updated, starts, chunk, offset, gradient, weights, scale, momentum, decay, damping, nesterov
+):
+    """Momentum SGD's direction instead of the plain gradient; `updated` receives the new velocity."""
+    count = starts.size - 1
+    own, lookahead = (np.float32(1), momentum) if nesterov else (np.float32(0), np.float32(1))
+    i = 0
+    while i < gradient.size:
+        place, length = _run(offset + i, offset + gradient.size, starts, count, chunk)
+        old, new, weight = acc[place : place + length], gradient[i : i + length], weights[i : i + length]
+        slow, fast = velocity[place : place + length], updated[place : place + length]
+        for j in range(length):
+            fresh = new[j] * scale + decay * weight[j]
+            speed = momentum * slow[j] + damping * fresh
+            before = old[j]
+            old[j] = before + (own * fresh + lookahead * speed)
+            fast[j] = speed
+            new[j] = before
+        i += length
+
+
+@compiled("void(float32[::1], int64[::1], int64, int64, float32[::1])")
+def read(acc, starts, chunk, offset, out):
+    count = starts.size - 1
+    i = 0
+    while i < out.size:
+        place, length = _run(offset + i, offset + out.size, starts, count, chunk)
+        out[i : i + length] = acc[place : place + length]
+        i += length
+
+
+@compiled("void(float32[::1], int64[::1], int64, int64, float32[::1])")
+def write(acc, starts, chunk, offset, source):
+    count = starts.size - 1
+    i = 0
+    while i < source.size:
+        place, length = _run(offset + i, offset + source.size, starts, count, chunk)
+        acc[place : place + length] = source[i : i + length]
+        i += length
+
+
+@compiled("void(int64[::1], int64, int64[::1], int32[::1], float32[::1], int64[::1], float32[::1])")
+def to_natural_order(starts, chunk, counts, indices, values, positions, ordered):
+    """Entries of all blocks, sorted by natural position: one walk over the chunks, a cursor in each block."""
+    count = starts.size - 1
+    cursors = np.zeros(count, np.int64)
+    for block in range(1, count):
+        cursors[block] = cursors[block - 1] + counts[block - 1]
+    stops = cursors + counts
+    length = starts[count]
+    done = 0
+    piece = 0
+    while done < indices.size and piece * chunk < length:
+        block = piece % count
+        slot = piece // count
+        cursor = cursors[block]
+        limit = (slot + 1) * chunk
+        while cursor < stops[block] and indices[cursor] < limit:
+            positions[done] = piece * chunk + indices[cursor] - slot * chunk
+            ordered[done] = values[cursor]
+            done += 1
+            cursor += 1
+        cursors[block] = cursor
+        piece += 1
+
+
+# --- selection ---------------------------------------------------------------------------------------------------
+
+
+@_fast
+def _count_bins(bits, low, high, shift, histogram):
+    """Histogram of (key >> shift) for keys in [low, high); four tables, so that equal neighbours do not wait."""
+    histogram[:] = 0
+    base = low >> shift
+    whole = bits.size // 4 * 4
+    if low == 0 and high > MAGNITUDE:
+        for i in range(0, whole, 4):
+            histogram[0, (bits[i] & MAGNITUDE) >> shift] += 1
+            histogram[1, (bits[i + 1] & MAGNITUDE) >> shift] += 1
+            histogram[2, (bits[i + 2] & MAGNITUDE) >> shift] += 1
+            histogram[3, (bits[i + 3] & MAGNITUDE) >> shift] += 1
+        for i in range(whole, bits.size):
+            histogram[0, (bits[i] & MAGNITUDE) >> shift] += 1
+    else:
+        for i in range(bits.size):
+            key = bits[i] & MAGNITUDE
+            if low <= key < high:
+                histogram[0, (key >> shift) - base] += 1
+
+
+@_fast
+def _refine(bits, low, wanted, shift, width, histogram):
+    """The bin, among `width` bins of keys from `low` up, that holds the `wanted`-th largest key.
+
+    Returns its lowest key, how many keys of it are wanted, and how many it holds.
+    """
+    _count_bins(bits, low, low + (np.uint32(width) << shift), shift, histogram)
+    bin_ = width - 1
+    while True:
+        held = histogram[0, bin_] + histogram[1, bin_] + histogram[2, bin_] + histogram[3, bin_]
+        if held >= wanted or bin_ == 0:
+            return low + (np.uint32(bin_) << shift), wanted, held
+        wanted -= held
+        bin_ -= 1
+
+
+@_fast
+def cut(bits, budget, histogram):
+    """The key of the `budget`-th largest magnitude, and how many entries of exactly that key are to be kept.
+
+    Zeros are never kept: the smallest key is 1. At most three histograms of 11, 11 and 9 bits settle any input.
+    """
+    if budget <= 0:
+        return INFINITE + MAGNITUDE, 0
+    if budget >= bits.size:
+        return np.uint32(1), bits.size
+    low, wanted, held = _refine(bits, np.uint32(0), budget, np.uint32(20), BINS, histogram)
+    if held > wanted:
+        low, wanted, held = _refine(bits, low, wanted, np.uint32(9), BINS, histogram)
+    if held > wanted:
+        low, wanted, held = _refine(bits, low, wanted, np.uint32(0), 512, histogram)
+    if low == 0:
+        return np.uint32(1), bits.size
+    return low, wanted
+
+
+@_fast
+def _cut_block(bits, budget, histogram, candidates):
+    """`cut`, finished on the few candidates above the first bin instead of on the whole block where they fit."""
+    if budget <= 0 or budget >= bits.size:
+        threshold, ties = cut(bits, budget, histogram)
+        return threshold, ties, -1
+    low, wanted, held = _refine(bits, np.uint32(0), budget, np.uint32(20), BINS, histogram)
+    if low == 0:
+        return np.uint32(1), bits.size, -1
+    if budget - wanted + held > candidates.size:
+        threshold, ties = cut(bits, budget, histogram)
+        return threshold, ties, -1
+    found = 0
+    for i in range(bits.size):
+        if (bits[i] & MAGNITUDE) >= low:
+            candidates[found] = i
+            found += 1
+    if held == wanted:
+        return low, wanted, found
+    keys = np.empty(held, np.uint32)
+    inside = 0
+    top = low + (np.uint32(1) << np.uint32(20))
+    for i in range(found):
+        key = bits[candidates[i]] & MAGNITUDE
+        if key < top:
+            keys[inside] = key
+            inside += 1
+    low, wanted, held = _refine(keys, low, wanted, np.uint32(9), BINS, histogram)
+    if held > wanted:
+        low, wanted, held = _refine(keys, low, wanted, np.uint32(0), 512, histogram)
+    return low, wanted, found
+
+
+@compiled("void(float32[::1], uint32[::1], int64[::1], int64[::1], int64[::1], int64[::1], int32[::1], float32[::1])")
+def take_largest(acc, bits, firsts, stops, budgets, counts, indices, values):
+    """Move the `budgets[b]` largest entries of each block [firsts[b], stops[b]) out of acc."""
+    histogram = np.empty((4, BINS), np.int32)
+    room = 0
+    for b in range(firsts.size):
+        room = max(room, min(2 * budgets[b] + 64, stops[b] - firsts[b]))
+    candidates = np.empty(room, np.int32)
+    done = 0
+    for b in range(firsts.size):
+        first = firsts[b]
+        block = bits[first : stops[b]]
+        threshold, ties, found = _cut_block(block, budgets[b], histogram, candidates)
+        before = done
+        steps = block.size if found < 0 else found
+        if budgets[b] <= 0:
+            steps = 0
+        for step in range(steps):
+            i = step if found < 0 else np.int64(candidates[step])
+            key = block[i] & MAGNITUDE
+            if key < threshold:
+                continue
+            if key == threshold:
+                if ties == 0:
+                    continue
+                ties -= 1
+            indices[done] = i
+            values[done] = acc[first + i]
+            acc[first + i] = 0.0
+            done += 1
+        counts[b] = done - before
+
+
+@compiled("int64(float32[::1], uint32[::1], int64, int64, uint32, int32[::1], float32[::1])")
+def take_above(acc, bits, first, stop, threshold, indices, values):
+    """Move entries of [first, stop) whose key is at least `threshold` out of acc, until the output is full."""
+    done = 0
+    for i in range(first, stop):
+        if (bits[i] & MAGNITUDE) >= threshold:
+            if done == indices.size:
+                break
+            indices[done] = i - first
+            values[done] = acc[i]
+            acc[i] = 0.0
+            done += 1
+    return done
+
+
+@compiled("int64(uint32[::1], uint32)")
+def count_above(bits, threshold):
+    found = 0
+    for i in range(bits.size):
+        found += (bits[i] & MAGNITUDE) >= threshold
+    return found
+
+
+@compiled("int64(uint32[::1], int64, boolean[::1])")
+def keep_largest(bits, budget, keep):
+    """Mark the `budget` largest of a short list; ties go to the first. Returns how many were marked."""
+    histogram = np.empty((4, BINS), np.int32)
+    threshold, ties = cut(bits, budget, histogram)
+    kept = 0
+    for i in range(bits.size):
+        key = bits[i] & MAGNITUDE
+        keep[i] = False
+        if budget > 0 and key >= threshold:
+            if key == threshold:
+                if ties == 0:
+                    continue
+                ties -= 1
+            keep[i] = True
+            kept += 1
+    return kept
+
+
+# --- sparse arithmetic -------------------------------------------------------------------------------------------
+
+
+@compiled("void(float32[::1], int64[::1], int64[::1], int32[::1], float32[::1])")
+def scatter_add(acc, firsts, counts, indices, values):
+    done = 0
+    for b in range(firsts.size):
+        first = firsts[b]
+        for i in range(done, done + counts[b]):
+            acc[first + indices[i]] += values[i]
+        done += counts[b]
+
+
+@compiled("int64(int32[::1], float32[::1], int32[::1], float32[::1], int32[::1], float32[::1])")
+def merge(left, left_values, right, right_values, indices, values):
+    """Sum of two sorted sparse vectors; entries that cancel to zero vanish."""
+    i = j = done = 0
+    while i < left.size or j < right.size:
+        if j == right.size or (i < left.size and left[i] < right[j]):
+            indices[done] = left[i]
+            values[done] = left_values[i]
+            i += 1
+        elif i == left.size or right[j] < left[i]:
+            indices[done] = right[j]
+            values[done] = right_values[j]
+            j += 1
+        else:
+            indices[done] = left[i]
+            values[done] = left_values[i] + right_values[j]
+            i += 1
+            j += 1
+        if values[done] != 0.0:
+            done += 1
+    return done
+
+
+# --- bits: Rice-coded gaps. Low bits of all gaps, then quotients in unary. See wire/frame.py ----------------------
+
+
+@_fast
+def _write_block(out, cursor, low_bits, indices):
+    """Append the gaps between ascending indices to the bit stream at bit `cursor`; return the new cursor."""
+    mask = np.uint64((1 << low_bits) - 1)
+    held = cursor & 7
+    byte = cursor >> 3
+    pending = np.uint64(out[byte]) if held else np.uint64(0)  # bits not yet written, lowest first
+    previous = -1
+    for i in range(indices.size):
+        gap = np.uint64(indices[i] - previous - 1)
+        previous = indices[i]
+        pending |= (gap & mask) << np.uint64(held)
+        held += low_bits
+        while held >= 8:
+            out[byte] = np.uint8(pending & np.uint64(255))
+            pending >>= np.uint64(8)
+            byte += 1
+            held -= 8
+    if held:
+        out[byte] = np.uint8(pending)
+    cursor = (byte << 3) + held
+    previous = -1
+    for i in range(indices.size):
+        cursor += (indices[i] - previous - 1) >> low_bits
+        previous = indices[i]
+        out[cursor >> 3] |= np.uint8(1 << (cursor & 7))
+        cursor += 1
+    return cursor
+
+
+@_fast
+def _read_block(data, cursor, low_bits, length, indices):
+    """Undo `_write_block`; return the new cursor, or -1 if the bits run out or an index leaves [0, length)."""
+    limit = data.size * 8
+    high = cursor + low_bits * indices.size
+    if high + indices.size > limit:
+        return np.int64(-1)
+    mask = np.uint64((1 << low_bits) - 1)
+    index = np.int64(-1)
+    for i in range(indices.size):
+        quotient = np.int64(0)
+        while True:
+            if high >= limit:
+                return np.int64(-1)
+            rest = data[high >> 3] >> np.uint8(high & 7)
+            if rest == 0:
+                skip = 8 - (high & 7)
+                quotient += skip
+                high += skip
+                continue
+            while rest & 1 == 0:
+                rest >>= 1
+                quotient += 1
+                high += 1
+            high += 1
+            break
+        low = np.uint64(0)
+        if low_bits:
+            byte = cursor >> 3
+            for b in range(min(5, data.size - byte)):
+                low |= np.uint64(data[byte + b]) << np.uint64(8 * b)
+            low = (low >> np.uint64(cursor & 7)) & mask
+            cursor += low_bits
+        index += 1 + (quotient << low_bits) + np.int64(low)
+        if index >= length:
+            return np.int64(-1)
+        indices[i] = index
+    return high
+
+
+@compiled("int64(uint8[::1], int64[::1], int64[::1], int32[::1])")
+def write_gaps(out, low_bits, counts, indices):
+    """Write every block's gaps into the zeroed `out`, one bit stream; return its length in bits."""
+    cursor = np.int64(0)
+    done = 0
+    for b in range(counts.size):
+        cursor = _write_block(out, cursor, low_bits[b], indices[done : done + counts[b]])
+        done += counts[b]
+    return cursor
+
+
+@compiled("int64(uint8[::1], int64[::1], int64[::1], int64[::1], int32[::1])")
+def read_gaps(data, low_bits, counts, lengths, indices):
+    """Undo `write_gaps`; return the length in bits, or -1 if the stream does not hold these counts."""
+    cursor = np.int64(0)
+    done = 0
+    for b in range(counts.size):
+        cursor = _read_block(data, cursor, low_bits[b], lengths[b], indices[done : done + counts[b]])
+        if cursor < 0:
+            return cursor
+        done += counts[b]
+    return cursor

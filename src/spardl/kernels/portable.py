@@ -1,0 +1,169 @@
+"""The kernels of `compiled.py` in plain torch, for any device: same names, same signatures, same bits.
+
+Slower on CPU and heavier on memory, but they keep data on its device. Run here on CPU only.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+
+
+def _places(starts: Ints, chunk: int, offset: int, length: int, device: torch.device) -> Tensor:
+    """Where natural positions [offset, offset + length) lie in block order."""
+    count = len(starts) - 1
+    positions = torch.arange(offset, offset + length, device=device)
+    pieces = positions // chunk
+    base = torch.from_numpy(starts[:-1].copy()).to(device)
+    return base[pieces % count] + (pieces // count) * chunk + positions % chunk
+
+
+def _spread(per_block: Ints, counts: Ints, device: torch.device) -> Tensor:
+    """`per_block[b]`, repeated for each of the `counts[b]` entries of block b."""
+    return torch.from_numpy(np.repeat(per_block, counts)).to(device)
+
+
+def all_finite(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all())
+
+
+def accumulate(acc: Tensor, starts: Ints, chunk: int, offset: int, gradient: Tensor, scale: float) -> None:
+    places = _places(starts, chunk, offset, gradient.numel(), acc.device)
+    before = acc[places]
+    acc[places] = before + gradient * scale
+    gradient.copy_(before)
+
+
+def accumulate_momentum(
+    acc: Tensor,
+    velocity: Tensor,
+    updated: Tensor,
+    starts: Ints,
+    chunk: int,
+    offset: int,
+    gradient: Tensor,
+    weights: Tensor,
+    scale: float,
+    momentum: float,
+    decay: float,
+    damping: float,
+    nesterov: bool,
+) -> None:
+    places = _places(starts, chunk, offset, gradient.numel(), acc.device)
+    fresh = gradient * scale + decay * weights
+    speed = momentum * velocity[places] + damping * fresh
+    before = acc[places]
+    acc[places] = before + (fresh + momentum * speed if nesterov else speed)
+    updated[places] = speed
+    gradient.copy_(before)
+
+
+def read(acc: Tensor, starts: Ints, chunk: int, offset: int, out: Tensor) -> None:
+    out.copy_(acc[_places(starts, chunk, offset, out.numel(), acc.device)])
+
+
+def write(acc: Tensor, starts: Ints, chunk: int, offset: int, source: Tensor) -> None:
+    acc[_places(starts, chunk, offset, source.numel(), acc.device)] = source
+
+
+def to_natural_order(starts: Ints, chunk: int, counts: Ints, indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    count = len(starts) - 1
+    blocks = _spread(np.arange(count), counts, indices.device)
+    slots = indices // chunk
+    positions = (slots.long() * count + blocks) * chunk + indices % chunk
+    positions, order = torch.sort(positions)
+    return positions, values[order]
+
+
+def take_largest(acc: Tensor, firsts: Ints, stops: Ints, budgets: Ints) -> tuple[Ints, Tensor, Tensor]:
+    counts = np.zeros(firsts.size, np.int64)
+    indices, values = [], []
+    for b, (first, stop, budget) in enumerate(zip(firsts.tolist(), stops.tolist(), budgets.tolist(), strict=True)):
+        block = acc[first:stop]
+        kept = keep_largest(block, budget).nonzero().flatten()
+        counts[b] = kept.numel()
+        indices.append(kept.int())
+        values.append(block[kept])
+        block[kept] = 0
+    if not indices:
+        return counts, acc.new_empty(0, dtype=torch.int32), acc.new_empty(0)
+    return counts, torch.cat(indices), torch.cat(values)
+
+
+def take_above(acc: Tensor, first: int, stop: int, threshold: float, limit: int) -> tuple[Tensor, Tensor]:
+    block = acc[first:stop]
+    kept = ((block.abs() >= abs(threshold)) & (block != 0)).nonzero().flatten()[:limit]
+    values = block[kept]
+    block[kept] = 0
+    return kept.int(), values
+
+
+def count_above(values: Tensor, threshold: float) -> int:
+    return int(((values.abs() >= abs(threshold)) & (values != 0)).sum())
+
+
+def keep_largest(values: Tensor, budget: int) -> Tensor:
+    magnitudes = values.abs()
+    if budget >= values.numel():
+        return magnitudes > 0
+    if budget <= 0:
+        return torch.zeros_like(magnitudes, dtype=torch.bool)
+    last = torch.topk(magnitudes, budget, sorted=True).values[-1]
+    if last == 0:
+        return magnitudes > 0
+    keep = magnitudes > last
+    ties = (magnitudes == last).nonzero().flatten()
+    keep[ties[: budget - int(keep.sum())]] = True
+    return keep
+
+
+def scatter_add(acc: Tensor, firsts: Ints, counts: Ints, indices: Tensor, values: Tensor) -> None:
+    places = _spread(firsts, counts, acc.device) + indices
+    acc[places] = acc[places] + values
+
+
+def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor) -> tuple[Tensor, Tensor]:
+    indices, inverse = torch.unique(torch.cat((left, right)), sorted=True, return_inverse=True)
+    values = torch.zeros(indices.numel(), dtype=left_values.dtype, device=left_values.device)
+    values[inverse[: left.numel()]] = left_values
+    mine = inverse[left.numel() :]
+    values[mine] = values[mine] + right_values
+    kept = values != 0
+    return indices[kept], values[kept]
+
+
+def write_gaps(room: int, low_bits: Ints, counts: Ints, indices: Tensor) -> Tensor:
+    device = indices.device
+    streams = []
+    for ids, width in zip(torch.split(indices, counts.tolist()), low_bits.tolist(), strict=True):
+        gaps = torch.diff(ids, prepend=ids.new_full((1,), -1)) - 1
+        lows = (gaps[:, None] >> torch.arange(width, device=device)) & 1
+        ends = torch.cumsum((gaps >> width) + 1, 0)  # one past each unary code
+        unary = torch.zeros(int(ends[-1]) if ids.numel() else 0, dtype=torch.int32, device=device)
+        unary[(ends - 1).long()] = 1
+        streams += [lows.flatten().int(), unary]
+    bits = torch.cat(streams) if streams else indices.new_empty(0)
+    padded = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).view(-1, 8)
+    return (padded << torch.arange(8, device=device)).sum(1).to(torch.uint8)
+
+
+def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> Tensor | None:
+    device = data.device
+    bits = ((data[:, None] >> torch.arange(8, device=device, dtype=torch.uint8)) & 1).flatten()
+    cursor = 0
+    blocks = [torch.empty(0, dtype=torch.int32, device=device)]
+    for count, width, length in zip(counts.tolist(), low_bits.tolist(), lengths.tolist(), strict=True):
+        high = cursor + width * count
+        ends = bits[high:].nonzero().flatten()[:count]
+        if ends.numel() < count:
+            return None
+        lows = (bits[cursor:high].view(count, width).long() << torch.arange(width, device=device)).sum(1)
+        quotients = torch.diff(ends, prepend=ends.new_full((1,), -1)) - 1
+        ids = torch.cumsum((quotients << width) + lows + 1, 0) - 1
+        if count and int(ids[-1]) >= length:
+            return None
+        blocks.append(ids.int())
+        cursor = high + (int(ends[-1]) + 1 if count else 0)
+    return torch.cat(blocks) if (cursor + 7) // 8 == data.numel() else None

@@ -1,0 +1,1 @@
+"""Who moves bytes: torch.distributed, or a simulated network in one process."""

@@ -1,0 +1,150 @@
+"""torch.distributed: gloo on CPU. NCCL takes the same path with device buffers; it has never been run by us.
+
+Point-to-point messages on a process group of our own, so that DDP's collectives on the main thread cannot cross ours.
+Every wait has a deadline, and its error names the peer.
+"""
+
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from spardl.collectives.program import AllReduce, Operation, Round
+from spardl.errors import ConfigError, PeerError
+from spardl.metrics import Traffic
+
+Group = dist.ProcessGroup | DeviceMesh | None
+
+
+class TorchTransport:
+    """Rank `rank` of `workers`, numbered as in the group it was made from.
+
+    Making one is collective: all ranks of `group` (default: all) must do it, in the same order.
+    """
+
+    def __init__(self, group: Group = None, *, timeout: float, device: torch.device | str = "cpu") -> None:
+        if not dist.is_initialized():
+            raise ConfigError("there is no process group; call torch.distributed.init_process_group first.")
+        ranks = member_ranks(group)
+        self.device = torch.device(device)
+        self.traffic = Traffic()
+        self._timeout = timedelta(seconds=timeout)
+        backend = "gloo" if self.device.type == "cpu" else dist.get_backend()
+        self._group: dist.ProcessGroup = dist.new_group(ranks, timeout=self._timeout, backend=backend)
+        if dist.get_rank() not in ranks:
+            raise ConfigError(f"rank {dist.get_rank()} is not in the group {ranks} that it should synchronise with.")
+        self.rank = ranks.index(dist.get_rank())
+        self.workers = len(ranks)
+        self.addresses = [""] * self.workers
+        self._fixed_size = backend == "nccl"
+        self._sent = [0] * self.workers
+        self._received = [0] * self.workers
+        self.addresses = self.gather_texts(_own_address())
+
+    def perform(self, operation: Operation) -> Any:
+        started = time.perf_counter()
+        if isinstance(operation, AllReduce):
+            self._all_reduce(operation, started)
+            return None
+        return self._round(operation, started)
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Every rank's text, in rank order."""
+        mine = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8).to(self.device)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.workers)]
+        self._wait_for_all(self._group.allgather([sizes], [sizes[0].new_tensor([len(text.encode())])]), "gather_texts")
+        longest = max(1, *(int(size) for size in sizes))
+        padded = torch.nn.functional.pad(mine, (0, longest - mine.numel()))
+        texts = [torch.empty_like(padded) for _ in sizes]
+        self._wait_for_all(self._group.allgather([texts], [padded]), "gather_texts")
+        return [bytes(text[: int(size)].tolist()).decode() for text, size in zip(texts, sizes, strict=True)]
+
+    def _round(self, operation: Round, started: float) -> list[Tensor]:
+        arriving = []
+        for peer, capacity in operation.receive:
+            buffer = torch.empty(capacity, dtype=torch.uint8, device=self.device)
+            arriving.append((peer, buffer, self._group.recv([buffer], peer, self._received[peer])))
+            self._received[peer] += 1
+        leaving = []
+        for peer, frame in operation.send:
+            payload = self._padded(frame, operation) if self._fixed_size else frame
+            leaving.append((peer, payload, self._group.send([payload], peer, self._sent[peer])))
+            self._sent[peer] += 1
+        for peer, _, work in arriving:
+            self._wait(work, peer, operation.name, "sent nothing")
+        for peer, _, work in leaving:
+            self._wait(work, peer, operation.name, "took nothing")
+        self.traffic.count(
+            rounds=1,
+            messages=len(leaving),
+            sent=sum(payload.numel() for _, payload, _ in leaving),
+            received=sum(buffer.numel() for _, buffer, _ in arriving),
+            seconds=time.perf_counter() - started,
+        )
+        return [buffer for _, buffer, _ in arriving]
+
+    def _padded(self, frame: Tensor, operation: Round) -> Tensor:
+        """NCCL needs both sides to name the same size: blocks are alike, so what we expect is what we fill."""
+        capacity = max([frame.numel(), *(size for _, size in operation.receive)])
+        return torch.nn.functional.pad(frame, (0, capacity - frame.numel()))
+
+    def _all_reduce(self, operation: AllReduce, started: float) -> None:
+        if self.workers == 1:
+            return
+        options = dist.AllreduceOptions()
+        self._wait_for_all(self._group.allreduce([operation.tensor], options), operation.name)
+        size = operation.tensor.numel() * operation.tensor.element_size()
+        moved = round(2 * size * (self.workers - 1) / self.workers)
+        rounds = 2 * (self.workers - 1)
+        self.traffic.count(
+            rounds=rounds, messages=rounds, sent=moved, received=moved, seconds=time.perf_counter() - started
+        )
+
+    def _wait(self, work: dist.Work, peer: int, name: str, failure: str) -> None:
+        try:
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            who = f"rank {peer} ({self.addresses[peer]})"
+            where = f"round {self.traffic.rounds + 1}, {name}"
+            if "timed out" in str(error).lower():
+                text = f"{who} {failure} for {self._timeout.total_seconds():g} s in {where}; its process may be gone."
+            else:
+                text = f"{who} broke off in {where}: {_first_line(error)}."
+            raise PeerError(f"{text} Residuals are intact; resume from the last checkpoint.", peer=peer) from error
+
+    def _wait_for_all(self, work: dist.Work, name: str) -> None:
+        try:
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            raise PeerError(
+                f"{name} over {self.workers} ranks failed: {_first_line(error)}. A process may be gone."
+                " Residuals are intact; resume from the last checkpoint."
+            ) from error
+
+
+def member_ranks(group: Group) -> list[int]:
+    """Global ranks in synchronisation order; a two-dimensional mesh lists team after team."""
+    if isinstance(group, DeviceMesh):
+        return [int(rank) for rank in np.asarray(group.mesh.cpu()).flatten()]
+    return dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+
+
+def _own_address() -> str:
+    """The address that peers see, found by asking for a route to the master; no packet is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

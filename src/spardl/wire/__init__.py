@@ -1,0 +1,1 @@
+"""Frames: sparse blocks to bytes and back."""

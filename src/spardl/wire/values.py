@@ -1,0 +1,43 @@
+"""Value formats on the wire. Every format says how to round, so that the sender can keep its own rounding error."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spardl.config import Values
+from spardl.sparse import Ints
+
+CODE_TYPES: dict[Values, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": torch.int8,
+}
+
+
+def encode(values: Tensor, counts: Ints, form: Values) -> tuple[Tensor, Tensor]:
+    """Codes of `values` and, for int8, one scale per block. What would overflow stays at the largest finite value."""
+    dtype = CODE_TYPES[form]
+    if form == "fp32":
+        return values, values[:0]
+    if form != "int8":
+        limit = torch.finfo(dtype).max
+        return values.clamp(-limit, limit).to(dtype), values[:0]
+    owner = _owner(counts, values.device)
+    largest = torch.zeros(len(counts), device=values.device)
+    largest.scatter_reduce_(0, owner, values.abs(), "amax")
+    scales = largest / 127
+    steps = scales[owner]
+    codes = torch.where(steps > 0, values / steps, 0).round().clamp(-127, 127)
+    return codes.to(dtype), scales
+
+
+def decode(codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:
+    """The float32 values that every rank computes with."""
+    if codes.dtype is torch.int8:
+        return codes.float() * scales[_owner(counts, codes.device)]
+    return codes.float()
+
+
+def _owner(counts: Ints, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device)
