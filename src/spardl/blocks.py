@@ -47,12 +47,12 @@ class BlockLayout:
         return np.concatenate(([0], np.cumsum(self.lengths)))
 
     def budgets(self, density: float) -> Ints:
-        """Entries that each block may send: density * length in all, spread evenly, but one wherever there is any element.
+        """Entries that each block may send: density * length in all, spread by length; one where that is none.
 
         A block without a budget would never be sent, so very small densities are exceeded rather than starved.
         """
         total = entries(density, self.length)
-        edges = np.arange(self.count + 1) * total // self.count
+        edges = self.starts * total // max(1, self.length)
         return np.minimum(np.maximum(np.diff(edges), 1), self.lengths)
 
 

@@ -136,7 +136,8 @@ def check_teams(workers: int, teams: int, gather: str) -> None:
     if workers % teams:
         divisors = ", ".join(str(d) for d in range(1, workers + 1) if workers % d == 0)
         raise ConfigError(
-            f'{workers} workers cannot form {teams} equal teams; choose teams from {divisors} or leave it to teams="auto".'
+            f"{workers} workers cannot form {teams} equal teams;"
+            f' choose teams from {divisors} or leave it to teams="auto".'
         )
     if gather == "r" and not is_power_of_two(teams):
         raise ConfigError(f'gather="r" needs a power of two of teams, not {teams}; use gather="b" or gather="auto".')

@@ -41,7 +41,7 @@ class SparDL:
         self.layout = block_layout(config, length, size)
         self.gather = config.resolved_gather(workers)
         self.reduce_scatter = spar_reduce_scatter if config.selection == "lazy" else eager_reduce_scatter
-        self.top = TopController(teams)
+        self.top = TopController(teams, int(self.layout.lengths[position]))
 
     def synchronize(self, memory: Memory, density: float) -> Program[SparseBlocks]:
         budgets = self.layout.budgets(density)

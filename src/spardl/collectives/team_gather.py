@@ -73,10 +73,11 @@ class TopController:
 
     Starts at budget / d, where the union always fits; two good moves in a row double the stride, overshooting turns it
     round at half the speed. The released code froze for small blocks and had no ceiling; here a stride is at least one
-    and h stays in [budget / d, budget].
+    and h stays in [budget / d, budget]. Where the budget is the whole block, no union can exceed it, and h is all of it.
     """
 
     teams: int
+    length: int
     budget: int = 0
     size: int = 0
     stride: int = 0
@@ -105,7 +106,7 @@ class TopController:
 
     @property
     def _floor(self) -> int:
-        return max(1, self.budget // self.teams) if self.budget else 0
+        return self.budget if self.budget >= self.length else max(1, self.budget // self.teams)
 
     def state_dict(self) -> dict[str, int | bool]:
         return asdict(self)

@@ -1,0 +1,111 @@
+"""The pieces of SparDL: schedules, Bruck's all-gather, the controller of B-SAG."""
+
+import numpy as np
+import pytest
+import torch
+
+from spardl.accumulator import Accumulator
+from spardl.blocks import BlockLayout
+from spardl.collectives.all_gather import bruck_all_gather
+from spardl.collectives.memory import Memory
+from spardl.collectives.program import Team
+from spardl.collectives.reduce_scatter import schedule
+from spardl.collectives.team_gather import TopController
+from spardl.sparse import SparseBlocks
+from spardl.transport.simulated import SimulatedNetwork
+from spardl.wire.frame import Codec
+
+
+@pytest.mark.parametrize("size", range(1, 65))
+def test_every_contribution_reaches_its_owner_once(size):
+    """What one member sends, another expects; after the last round each block's parts all lie with its owner."""
+    held = [{(worker, block) for block in range(size)} for worker in range(size)]
+    for step in zip(*(list(schedule(size, p)) for p in range(size)), strict=True):
+        moved = []
+        for p, (gap, sent, _) in enumerate(step):
+            to = (p + gap) % size
+            assert sorted(sent) == sorted(step[to][2]), "the receiver expects other blocks"
+            going = {(w, b) for w, b in held[p] if b in sent}
+            held[p] -= going
+            moved.append((to, going))
+        for to, going in moved:
+            assert not held[to] & going
+            held[to] |= going
+    for p in range(size):
+        assert held[p] == {(worker, p) for worker in range(size)}
+
+
+def test_the_schedule_of_six_workers_is_the_papers():
+    assert [(gap, list(sent), list(got)) for gap, sent, got in schedule(6, 0)] == [
+        (4, [4, 5], [0, 1]),
+        (2, [2, 3], [0, 1]),
+        (1, [1], [0]),
+    ]
+    assert [(gap, list(sent)) for gap, sent, _ in schedule(5, 3)] == [(4, [2]), (2, [0, 1]), (1, [4])]
+
+
+@pytest.mark.parametrize("size", range(1, 18))
+def test_bruck_gathers_every_block_in_member_order(size):
+    """Ceil(log2 m) rounds, m - 1 blocks sent by each."""
+    layout = BlockLayout.contiguous(10 * size, size)
+    memories = [Memory(Accumulator(layout), Codec("fp32")) for _ in range(size)]
+    network = SimulatedNetwork(size)
+
+    def program(p):
+        indices = torch.tensor([p % 10], dtype=torch.int32)
+        mine = SparseBlocks(np.array([p]), np.array([1]), indices, torch.tensor([float(p + 1)]))
+        team, budgets = Team(tuple(range(size)), p), np.full(size, 2)
+        return bruck_all_gather(team, memories[p], memories[p].code(mine), np.arange(size), budgets)
+
+    for blocks in network.run([program(p) for p in range(size)]):
+        assert [int(block.ids[0]) for block in blocks] == list(range(size))
+        assert [float(block.decode().values[0]) for block in blocks] == [p + 1.0 for p in range(size)]
+    for memory, traffic in zip(memories, network.traffic, strict=True):
+        assert memory.entries_sent == size - 1
+        assert traffic.rounds == (size - 1).bit_length()
+
+
+def follow(controller, union_of, steps):
+    sizes = []
+    for _ in range(steps):
+        controller.observe(union_of(controller.size))
+        sizes.append(controller.size)
+    return sizes
+
+
+def test_the_controller_settles_where_the_union_fills_the_budget():
+    """Seven teams that agree on much: the offer grows from budget / d until the union is the budget."""
+    controller = TopController(teams=7, length=100_000)
+    controller.begin(2000)
+    assert controller.size == 285
+    sizes = follow(controller, lambda h: int(3.1 * h), 80)
+    assert all(abs(3.1 * h - 2000) < 600 for h in sizes[50:])
+    assert abs(np.mean(sizes[50:]) * 3.1 - 2000) < 200
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5, 40, 99])
+def test_the_controller_moves_for_small_blocks_and_stays_in_bounds(budget):
+    """The released code froze below a hundred entries and had no ceiling."""
+    controller = TopController(teams=4, length=100_000)
+    controller.begin(budget)
+    sizes = follow(controller, lambda h: h, 60)
+    assert max(sizes) == budget
+    sizes = follow(controller, lambda h: 4 * h + 1, 60)
+    assert min(sizes) == max(1, budget // 4)
+
+
+def test_the_controller_keeps_its_share_when_the_budget_changes():
+    controller = TopController(teams=4, length=100_000)
+    controller.begin(1000)
+    follow(controller, lambda h: h, 100)
+    assert controller.size == 1000
+    controller.begin(100)
+    assert controller.size == 100
+    assert TopController(**controller.state_dict()) == controller
+
+
+def test_a_budget_of_the_whole_block_is_offered_whole():
+    controller = TopController(teams=4, length=50)
+    controller.begin(50)
+    assert controller.size == 50
+    assert follow(controller, lambda h: 50, 10) == [50] * 10

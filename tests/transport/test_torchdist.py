@@ -1,0 +1,66 @@
+"""Real processes over gloo give the same bits as the simulated network."""
+
+import pytest
+import torch
+from processes import on_processes
+
+from spardl.accumulator import Accumulator
+from spardl.collectives.memory import Memory
+from spardl.collectives.method import method_class
+from spardl.config import SyncConfig
+from spardl.simulation import SimulatedCluster
+from spardl.transport.base import run
+from spardl.transport.torchdist import TorchTransport
+from spardl.wire.frame import Codec
+
+LENGTH, STEPS = 5000, 3
+
+
+def gradient(rank, step):
+    return torch.randn(LENGTH, generator=torch.Generator().manual_seed(100 * step + rank)) ** 3
+
+
+def over_gloo(rank, workers, config):
+    transport = TorchTransport(timeout=60)
+    method = method_class(config.method)(rank, workers, LENGTH, config)
+    acc = Accumulator(method.layout, residuals=config.residuals)
+    memory = Memory(acc, Codec(config.values, config.indices))
+    results = []
+    for step in range(STEPS):
+        acc.add(0, gradient(rank, step))
+        result = run(method.synchronize(memory, config.density), transport)
+        acc.settle(result)
+        acc.commit()
+        total = torch.zeros(LENGTH)
+        positions, values = acc.natural(result)
+        total[positions] = values
+        results.append(total)
+    residual = torch.empty(LENGTH)
+    acc.read(0, residual)
+    return results, residual, transport.traffic.rounds, transport.traffic.bytes_sent
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 6])
+def test_gloo_and_the_simulated_network_give_the_same_bits(workers):
+    """Results, residuals, rounds and bytes of the same programs are equal on both."""
+    choices = {
+        2: SyncConfig(density=0.02),
+        3: SyncConfig(density=0.02, values="int8", residuals="return"),
+        4: SyncConfig(density=0.02, teams=4, values="fp32", indices="raw"),
+        6: SyncConfig(density=0.02, teams=3, values="fp16", blocks="contiguous"),
+    }
+    config = choices[workers]
+    cluster = SimulatedCluster(workers, LENGTH, config)
+    expected = [cluster.step([gradient(rank, step) for rank in range(workers)])[0] for step in range(STEPS)]
+    for rank, (results, residual, rounds, sent) in enumerate(on_processes(workers, over_gloo, config)):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(results, expected, strict=True))
+        assert torch.equal(residual, cluster.residuals()[rank])
+        assert (rounds, sent) == (cluster.network.traffic[rank].rounds, cluster.network.traffic[rank].bytes_sent)
+
+
+def texts(rank, workers):
+    return TorchTransport(timeout=30).gather_texts("ü" * rank)
+
+
+def test_texts_of_any_length_are_gathered_in_rank_order():
+    assert on_processes(3, texts) == [["", "ü", "üü"]] * 3
