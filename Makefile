@@ -1,0 +1,43 @@
+# Two commands on a fresh machine with Python 3.11+, make and a C compiler:
+#   make demo    trains digits with 4 local workers, dense and sparse, and compares them
+#   make test    runs the tests
+# torch from PyPI may bring the CUDA libraries; TORCH_INDEX=... names an index with CPU builds, which spares them.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+TESTS ?= tests
+PYTEST_OPTIONS ?= -n 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test check format clean
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spardl needs Python 3.11 or newer; give one with PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# The pinned torch first: a range with none installed makes pip look at builds of gigabytes.
+	$(BIN)/pip install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	$(BIN)/pip install -c constraints.txt -e ".[all,dev]"
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/spardl compare --recipe digits --workers 4 --methods dense,spardl --density 0.01
+
+test: $(INSTALLED)
+	$(BIN)/pytest $(PYTEST_OPTIONS) $(TESTS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy --strict
+	$(BIN)/pytest -q tests/test_layers.py
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,44 @@
+"""Which commands there are, and how their arguments are read."""
+
+import argparse
+from collections.abc import Sequence
+
+from spardl.cli import bench, compare, methods, simulate, train
+from spardl.cli.parser import Parser
+from spardl.config import check_choice
+from spardl.version import __version__
+
+# Each module has SUMMARY, add_options(parser) and run(options).
+COMMANDS = {"train": train, "compare": compare, "bench": bench, "simulate": simulate, "methods": methods}
+
+DESCRIPTION = "Sparse gradient synchronisation for data-parallel PyTorch."
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of one command, with `run` to carry it out and `arguments` to start it again."""
+    parser, commands = build_parser()
+    if not arguments:
+        arguments = ["--help"]
+    if not arguments[0].startswith("-"):
+        check_choice("command", arguments[0], tuple(COMMANDS), hint="`spardl COMMAND --help` explains one")
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        (commands[options.command] if options.command else parser).refuse(unknown)
+    if options.command is None:
+        parser.error("which command")
+    options.arguments = list(arguments)
+    return options
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and the one of each command."""
+    parser = Parser(prog="spardl", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"spardl {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    commands = {}
+    for name, module in COMMANDS.items():
+        command = subparsers.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
+        module.add_options(command)
+        command.set_defaults(run=module.run)
+        commands[name] = command
+    return parser, commands

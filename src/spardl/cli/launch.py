@@ -1,0 +1,192 @@
+"""Local workers: the same command line once per rank, watched over until all are done or one has failed."""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+from spardl.cli.lifeline import VARIABLE, Failure
+from spardl.errors import ConfigError
+from spardl.train.place import LISTENER
+
+HOST = "127.0.0.1"
+LOOPBACK = "lo"
+
+# After a failure: how long the others may take to say why, and then to end when asked to.
+HEARING_S = 1.0
+ENDING_S = 3.0
+
+
+class Interrupted(Exception):
+    """The launcher was asked to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}.")
+        self.number = number
+
+
+@dataclass
+class Worker:
+    """One rank's process and our end of its line."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    report: bytearray = field(default_factory=bytearray)
+
+    def listen(self) -> bool:
+        """Take in what it says; False once it has ended."""
+        try:
+            heard = self.line.recv(65536)
+        except ConnectionResetError:
+            heard = b""
+        self.report += heard
+        return bool(heard)
+
+    def failure(self) -> Failure | None:
+        """Why it failed, or None if it ended well. Call it when it has ended."""
+        code = self.process.wait()
+        if code == 0:
+            return None
+        if code < 0:
+            return Failure(f"rank {self.rank} was killed by {signal.Signals(-code).name}.")
+        reported = Failure.from_report(bytes(self.report))
+        return reported or Failure(f"rank {self.rank} ended with exit code {code} and without a word.")
+
+
+def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> int:
+    """Run `spardl ARGUMENTS` as `workers` ranks on this machine; return the exit code for all of them.
+
+    One rank's failure ends all within seconds and is shown once. However the launcher ends, no worker outlives it.
+    """
+    crew: list[Worker] = []
+    try:
+        with _signals_raised(), _listener(port) as listener:
+            for rank in range(workers):
+                crew.append(_start(arguments, rank, workers, listener))
+            listener.close()
+            failure = _watch_over(crew)
+    except Interrupted as interruption:
+        failure = Failure(str(interruption), code=128 + interruption.number)
+    finally:
+        _end(crew)
+    if failure is None:
+        return 0
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h\r\x1b[K")  # a progress bar that was cut off leaves the cursor hidden
+    print(f"spardl: {failure.text}", file=sys.stderr)
+    return failure.code
+
+
+def _start(arguments: Sequence[str], rank: int, workers: int, listener: socket.socket) -> Worker:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        inherited = [theirs.fileno(), *([listener.fileno()] if rank == 0 else [])]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "spardl", *arguments],
+            env=_environment(os.environ, rank, workers, listener, theirs),
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            # A session of its own: Ctrl-C reaches the launcher alone, which then ends the workers in good order.
+            start_new_session=True,
+        )
+    return Worker(rank, process, ours)
+
+
+def _environment(
+    environment: Mapping[str, str], rank: int, workers: int, listener: socket.socket, line: socket.socket
+) -> dict[str, str]:
+    host, port = listener.getsockname()
+    defaults = {"OMP_NUM_THREADS": "1"}
+    if any(name == LOOPBACK for _, name in socket.if_nameindex()):
+        defaults["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    place = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        VARIABLE: str(line.fileno()),
+    }
+    if rank == 0:
+        place[LISTENER] = str(listener.fileno())
+    return {**defaults, **environment, **place}
+
+
+@contextlib.contextmanager
+def _listener(port: int | None) -> Iterator[socket.socket]:
+    """A socket that listens for the store of rank 0, which inherits it: nobody else can take the port in between."""
+    try:
+        listener = socket.create_server((HOST, port or 0), backlog=1024)
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} cannot be used ({error.strerror}); choose another, or leave --port out."
+        ) from error
+    with listener:
+        yield listener
+
+
+@contextlib.contextmanager
+def _signals_raised() -> Iterator[None]:
+    """Turn the signals that ask for an end into `Interrupted`."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch_over(crew: Sequence[Worker]) -> Failure | None:
+    """Wait until all have ended well, or until one has failed and the others had their time to say why."""
+    failures: list[Failure] = []
+    deadline: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for worker in crew:
+            selector.register(worker.line, selectors.EVENT_READ, worker)
+        while selector.get_map():
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            events = selector.select(remaining)
+            if not events and deadline is not None:
+                break
+            for key, _ in events:
+                worker = key.data
+                if worker.listen():
+                    continue
+                selector.unregister(worker.line)
+                failure = worker.failure()
+                if failure is not None:
+                    failures.append(failure)
+            if failures and deadline is None:
+                deadline = time.monotonic() + HEARING_S
+            if any(not failure.echo for failure in failures):
+                break
+    return min(failures, key=lambda failure: failure.echo, default=None)
+
+
+def _end(crew: Sequence[Worker]) -> None:
+    """See to it that no worker is left."""
+    running = [worker.process for worker in crew if worker.process.poll() is None]
+    for process in running:
+        process.terminate()
+    deadline = time.monotonic() + ENDING_S
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for worker in crew:
+        worker.line.close()

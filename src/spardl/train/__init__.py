@@ -1,0 +1,1 @@
+"""Recipes and what runs them. Nothing is imported here, so that the command line starts fast."""
