@@ -61,6 +61,7 @@ class Accumulator:
         device: torch.device | str = "cpu",
     ) -> None:
         self.layout = layout
+        self.starts = layout.starts
         self.device = torch.device(device)
         self.values = torch.zeros(layout.length, device=self.device)
         self.velocity = torch.zeros_like(self.values) if momentum else None
@@ -109,8 +110,8 @@ class Accumulator:
         """Apply the residual policy, knowing the final support: coordinates outside it may go back to their owners.
 
         carry leaves all as it is. return undoes everything outside the support (the paper's global collection).
-        partial and local forget what others did, and lose mass: partial keeps only what was taken and survived,
-        local what was taken.
+        partial and local go by this rank's own values alone, and lose mass: partial keeps them but where they were
+        taken and the coordinate survived, local but where they were taken.
         """
         if self._residuals != "carry":
             taken = [touched.positions for touched in self._journal if touched.taken]
@@ -121,6 +122,8 @@ class Accumulator:
             for touched in reversed(self._journal):
                 undone = ~torch.isin(touched.positions, settled)
                 self.values[touched.positions[undone]] = touched.before[undone]
+            if self._residuals != "return":
+                self.values[settled] = 0
         self._journal.clear()
 
     def commit(self, *, dense: bool = False) -> None:
@@ -139,7 +142,7 @@ class Accumulator:
 
     def rollback(self) -> None:
         """End the step as if it had never begun: residual and velocity are what they were, bit for bit."""
-        for added in self._added:
+        for added in reversed(self._added):
             self.write(added.offset, added.before)
         self._added.clear()
         self._journal.clear()
@@ -151,18 +154,74 @@ class Accumulator:
         """Move the `budgets[i]` entries of largest magnitude out of each block `ids[i]`."""
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
-        firsts, stops = self.layout.starts[ids], self.layout.starts[ids + 1]
+        firsts, stops = self.starts[ids], self.starts[ids + 1]
         counts, indices, values = self._kernels.take_largest(self.values, firsts, stops, budgets)
         return self._took(SparseBlocks(ids, counts, indices, values))
+
+    def take_largest_of_all(self, budget: int) -> SparseBlocks:
+        """Move the `budget` entries of largest magnitude out, wherever they lie."""
+        if self.poisoned:
+            return SparseBlocks.empty(np.arange(len(self.starts) - 1), self.device)
+        whole = self.starts[:1], self.starts[-1:], np.array([budget])
+        _, indices, values = self._kernels.take_largest(self.values, *whole)
+        return self._took(self._in_blocks(indices, values))
+
+    def take_above_of_all(self, threshold: float, limit: int) -> SparseBlocks:
+        """Move entries of magnitude `threshold` or more, the first `limit` of them, out, wherever they lie."""
+        if self.poisoned:
+            return SparseBlocks.empty(np.arange(len(self.starts) - 1), self.device)
+        indices, values = self._kernels.take_above(self.values, 0, self.layout.length, threshold, limit)
+        return self._took(self._in_blocks(indices, values))
+
+    def count_above(self, threshold: float) -> int:
+        return int(self._kernels.count_above(self.values, threshold))
 
     def take_above(self, block: int, threshold: float, limit: int) -> SparseBlocks:
         """Move entries of magnitude `threshold` or more, the first `limit` of them, out of a block."""
         ids = np.array([block])
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
-        first, stop = int(self.layout.starts[block]), int(self.layout.starts[block + 1])
+        first, stop = int(self.starts[block]), int(self.starts[block + 1])
         indices, values = self._kernels.take_above(self.values, first, stop, threshold, limit)
         return self._took(SparseBlocks(ids, np.array([indices.numel()]), indices, values))
+
+    def find_above(self, block: int, threshold: float, limit: int) -> SparseBlocks:
+        """Entries of magnitude `threshold` or more, the first `limit` of them, of a block; they stay where they are."""
+        if self.poisoned:
+            return SparseBlocks.empty(np.array([block]), self.device)
+        first, stop = int(self.starts[block]), int(self.starts[block + 1])
+        indices, values = self._kernels.take_above(self.values, first, stop, threshold, limit)
+        self.values[first + indices.long()] = values
+        return SparseBlocks(np.array([block]), np.array([indices.numel()]), indices, values)
+
+    def count_bins(self, block: int, first: int, shift: int, bins: int) -> Ints:
+        """How many magnitudes of a block lie in each bin of 2**shift float32 bit patterns, from bin `first` up."""
+        if self.poisoned:
+            return np.zeros(bins, np.int64)
+        stretch = self.values[int(self.starts[block]) : int(self.starts[block + 1])]
+        counts: Ints = self._kernels.count_bins(stretch, first, shift, bins)
+        return counts
+
+    def take_at(self, support: SparseBlocks) -> Tensor:
+        """Move the values at these coordinates out, whatever they are."""
+        if self.poisoned:
+            return torch.zeros(len(support), device=self.device)
+        values = self.peek(support)
+        self.clear(support)
+        return values
+
+    def peek(self, entries: SparseBlocks) -> Tensor:
+        """The values now held at these coordinates."""
+        return self.values[self.positions(entries)]
+
+    def clear(self, entries: SparseBlocks) -> None:
+        """Take these coordinates, whatever they hold: their values have been sent by other means."""
+        if self.poisoned:
+            return
+        positions = self.positions(entries)
+        taken = SparseBlocks(entries.ids, entries.counts, entries.indices, self.values[positions])
+        self.values[positions] = 0
+        self._took(taken)
 
     def give_back(self, entries: SparseBlocks) -> None:
         """Add entries in place: what arrived, what was dropped, or what rounding left over."""
@@ -171,20 +230,29 @@ class Accumulator:
         if self._residuals != "carry":
             positions = self.positions(entries)
             self._journal.append(_Touched(positions, self.values[positions], taken=False))
-        firsts = self.layout.starts[entries.ids]
+        firsts = self.starts[entries.ids]
         self._kernels.scatter_add(self.values, firsts, entries.counts, entries.indices, entries.values)
 
-    def peek(self, entries: SparseBlocks) -> Tensor:
-        """The values now held at these coordinates."""
-        return self.values[self.positions(entries)]
+    def repartition(self, starts: Ints) -> None:
+        """Draw other block boundaries, for methods whose blocks are stretches of natural order and move."""
+        assert self.layout.count == 1 and starts[0] == 0 and starts[-1] == self.layout.length
+        self.starts = starts
 
-    def clear(self, entries: SparseBlocks) -> None:
-        """Zero these coordinates: their values have been sent by other means."""
-        self.values[self.positions(entries)] = 0
+    def in_present_blocks(self, entries: SparseBlocks, starts: Ints) -> SparseBlocks:
+        """Entries that were addressed by blocks at other `starts`."""
+        firsts = torch.from_numpy(np.repeat(starts[entries.ids], entries.counts)).to(self.device)
+        return self._in_blocks((firsts + entries.indices).int(), entries.values)
+
+    def _in_blocks(self, places: Tensor, values: Tensor) -> SparseBlocks:
+        """Entries at ascending places of `values`, addressed by block."""
+        edges = torch.searchsorted(places, torch.from_numpy(self.starts).to(self.device, places.dtype)).cpu().numpy()
+        counts = np.diff(edges)
+        firsts = torch.from_numpy(np.repeat(self.starts[:-1], counts)).to(self.device)
+        return SparseBlocks(np.arange(len(counts)), counts, (places - firsts).int(), values)
 
     def positions(self, entries: SparseBlocks) -> Tensor:
         """Where entries lie in `values`."""
-        firsts = torch.from_numpy(np.repeat(self.layout.starts[entries.ids], entries.counts)).to(self.device)
+        firsts = torch.from_numpy(np.repeat(self.starts[entries.ids], entries.counts)).to(self.device)
         return firsts + entries.indices
 
     def _took(self, taken: SparseBlocks) -> SparseBlocks:
@@ -220,6 +288,8 @@ class Accumulator:
 
     def natural(self, result: SparseBlocks) -> tuple[Tensor, Tensor]:
         """Natural positions (ascending) and values of a result that covers all blocks."""
+        if self.layout.count == 1:
+            return self.positions(result), result.values
         order: tuple[Tensor, Tensor] = self._kernels.to_natural_order(
             self.layout.starts, self.layout.chunk, result.counts, result.indices, result.values
         )

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from spardl.errors import ConfigError
+
 Ints = NDArray[np.int64]
+LONGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ class BlockLayout:
 
         A block without a budget would never be sent, so very small densities are exceeded rather than starved.
         """
+        longest = self.lengths.max(initial=0)
+        if longest > LONGEST:
+            raise ConfigError(
+                f"a block of {longest} elements is longer than 32-bit indices reach; give groups={LONGEST} or fewer."
+            )
         total = entries(density, self.length)
         edges = self.starts * total // max(1, self.length)
         return np.minimum(np.maximum(np.diff(edges), 1), self.lengths)

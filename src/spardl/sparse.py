@@ -1,6 +1,5 @@
 """Sparse vectors, several blocks at a time."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,5 +32,11 @@ class SparseBlocks:
         return self.indices.numel()
 
 
-def block_ids(ids: Sequence[int]) -> Ints:
-    return np.asarray(ids, dtype=np.int64)
+def split(entries: SparseBlocks) -> list[SparseBlocks]:
+    """One piece per block."""
+    sizes = entries.counts.tolist()
+    pieces = zip(entries.indices.split(sizes), entries.values.split(sizes), strict=True)
+    return [
+        SparseBlocks(entries.ids[i : i + 1], entries.counts[i : i + 1], indices, values)
+        for i, (indices, values) in enumerate(pieces)
+    ]

@@ -1,7 +1,7 @@
 """The hot loops, compiled for CPU by numba. `compiled.py` gives them the signatures that the rest of the code sees.
 
 Magnitudes are compared as integers: a float32 without its sign bit, read as uint32, orders like its absolute value.
-Every loop has exactly one type signature, so that workers that fill the cache at the same time write the same files.
+Every loop that is called from outside has exactly one type signature, so that it is compiled and cached on import.
 """
 
 import numpy as np
@@ -9,6 +9,7 @@ from numba import njit
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
+NEVER = np.uint64(1 << 32)
 BINS = 2048
 
 _fast = njit(cache=True, nogil=True, boundscheck=False)
@@ -66,7 +67,6 @@ def accumulate_momentum(
 ):
     """Momentum SGD's direction instead of the plain gradient; `updated` receives the new velocity."""
     count = starts.size - 1
-    own, lookahead = (np.float32(1), momentum) if nesterov else (np.float32(0), np.float32(1))
     i = 0
     while i < gradient.size:
         place, length = _run(offset + i, offset + gradient.size, starts, count, chunk)
@@ -76,7 +76,7 @@ def accumulate_momentum(
             fresh = new[j] * scale + decay * weight[j]
             speed = momentum * slow[j] + damping * fresh
             before = old[j]
-            old[j] = before + (own * fresh + lookahead * speed)
+            old[j] = before + (fresh + momentum * speed if nesterov else speed)
             fast[j] = speed
             new[j] = before
         i += length
@@ -168,56 +168,70 @@ def _refine(bits, low, wanted, shift, width, histogram):
 
 
 @_fast
-def cut(bits, budget, histogram):
-    """The key of the `budget`-th largest magnitude, and how many entries of exactly that key are to be kept.
+def _settle(keys, low, wanted, held, histogram):
+    """The key where the `wanted` largest keys of the first histogram's bin at `low` end, and how many of it to keep.
 
-    Zeros are never kept: the smallest key is 1. At most three histograms of 11, 11 and 9 bits settle any input.
+    Two more histograms, of 11 and 9 bits, settle any input. Zeros are never kept: the smallest threshold is 1.
     """
-    if budget <= 0:
-        return INFINITE + MAGNITUDE, 0
-    if budget >= bits.size:
-        return np.uint32(1), bits.size
-    low, wanted, held = _refine(bits, np.uint32(0), budget, np.uint32(20), BINS, histogram)
+    if low == 0 and _count_between(keys, np.uint32(1), np.uint32(1) << np.uint32(20)) <= wanted:
+        return np.uint64(1), keys.size
     if held > wanted:
-        low, wanted, held = _refine(bits, low, wanted, np.uint32(9), BINS, histogram)
+        low, wanted, held = _refine(keys, low, wanted, np.uint32(9), BINS, histogram)
     if held > wanted:
-        low, wanted, held = _refine(bits, low, wanted, np.uint32(0), 512, histogram)
+        low, wanted, held = _refine(keys, low, wanted, np.uint32(0), 512, histogram)
     if low == 0:
-        return np.uint32(1), bits.size
+        return np.uint64(1), keys.size
     return low, wanted
 
 
 @_fast
+def _count_between(keys, low, high):
+    found = 0
+    for i in range(keys.size):
+        key = keys[i] & MAGNITUDE
+        found += (key >= low) & (key < high)
+    return found
+
+
+@_fast
+def cut(bits, budget, histogram):
+    """The key of the `budget`-th largest magnitude, and how many entries of exactly that key are to be kept."""
+    if budget <= 0:
+        return NEVER, 0
+    if budget >= bits.size:
+        return np.uint64(1), bits.size
+    low, wanted, held = _refine(bits, np.uint64(0), budget, np.uint32(20), BINS, histogram)
+    return _settle(bits, low, wanted, held, histogram)
+
+
+@_fast
 def _cut_block(bits, budget, histogram, candidates):
-    """`cut`, finished on the few candidates above the first bin instead of on the whole block where they fit."""
+    """`cut`, finished on the few candidates above the first bin instead of on the whole block where they fit.
+
+    Returns also how many candidates there are, or -1 where the whole block has to be looked at.
+    """
     if budget <= 0 or budget >= bits.size:
         threshold, ties = cut(bits, budget, histogram)
         return threshold, ties, -1
-    low, wanted, held = _refine(bits, np.uint32(0), budget, np.uint32(20), BINS, histogram)
-    if low == 0:
-        return np.uint32(1), bits.size, -1
-    if budget - wanted + held > candidates.size:
-        threshold, ties = cut(bits, budget, histogram)
+    low, wanted, held = _refine(bits, np.uint64(0), budget, np.uint32(20), BINS, histogram)
+    if low == 0 or budget - wanted + held > candidates.size:
+        threshold, ties = _settle(bits, low, wanted, held, histogram)
         return threshold, ties, -1
     found = 0
     for i in range(bits.size):
         if (bits[i] & MAGNITUDE) >= low:
             candidates[found] = i
             found += 1
-    if held == wanted:
-        return low, wanted, found
     keys = np.empty(held, np.uint32)
     inside = 0
-    top = low + (np.uint32(1) << np.uint32(20))
+    top = low + (np.uint64(1) << np.uint64(20))
     for i in range(found):
         key = bits[candidates[i]] & MAGNITUDE
         if key < top:
             keys[inside] = key
             inside += 1
-    low, wanted, held = _refine(keys, low, wanted, np.uint32(9), BINS, histogram)
-    if held > wanted:
-        low, wanted, held = _refine(keys, low, wanted, np.uint32(0), 512, histogram)
-    return low, wanted, found
+    threshold, ties = _settle(keys, low, wanted, held, histogram)
+    return threshold, ties, found
 
 
 @compiled("void(float32[::1], uint32[::1], int64[::1], int64[::1], int64[::1], int64[::1], int32[::1], float32[::1])")
@@ -256,14 +270,15 @@ def take_largest(acc, bits, firsts, stops, budgets, counts, indices, values):
 @compiled("int64(float32[::1], uint32[::1], int64, int64, uint32, int32[::1], float32[::1])")
 def take_above(acc, bits, first, stop, threshold, indices, values):
     """Move entries of [first, stop) whose key is at least `threshold` out of acc, until the output is full."""
+    block, keys = acc[first:stop], bits[first:stop]
     done = 0
-    for i in range(first, stop):
-        if (bits[i] & MAGNITUDE) >= threshold:
+    for i in range(keys.size):
+        if (keys[i] & MAGNITUDE) >= threshold:
             if done == indices.size:
                 break
-            indices[done] = i - first
-            values[done] = acc[i]
-            acc[i] = 0.0
+            indices[done] = i
+            values[done] = block[i]
+            block[i] = 0.0
             done += 1
     return done
 
@@ -274,6 +289,17 @@ def count_above(bits, threshold):
     for i in range(bits.size):
         found += (bits[i] & MAGNITUDE) >= threshold
     return found
+
+
+@compiled("void(uint32[::1], int64, int64, int64[::1])")
+def count_bins(bits, first, shift, counts):
+    """Histogram of keys by leading bits; above the last bin counts in it, below the first one nowhere."""
+    counts[:] = 0
+    last = counts.size - 1
+    for i in range(bits.size):
+        bin_ = (np.int64(bits[i] & MAGNITUDE) >> shift) - first
+        if bin_ >= 0:
+            counts[min(bin_, last)] += 1
 
 
 @compiled("int64(uint32[::1], int64, boolean[::1])")
@@ -331,7 +357,21 @@ def merge(left, left_values, right, right_values, indices, values):
     return done
 
 
-# --- bits: Rice-coded gaps. Low bits of all gaps, then quotients in unary. See wire/frame.py ----------------------
+# --- bits: Rice-coded gaps. Low bits of all gaps, then quotients in unary. See wire/gaps.py -----------------------
+
+
+@compiled("void(int64[::1], int64[::1], int64[::1], int64[::1])")
+def plan_gaps(counts, lengths, widths, worst):
+    """For each block the number of low bits with the smallest worst case, and that case's bits."""
+    for b in range(counts.size):
+        count, zeros = counts[b], lengths[b] - counts[b]
+        widths[b] = 0
+        worst[b] = count + zeros if count else 0
+        for width in range(1, 32):
+            bits = count * (width + 1) + (zeros >> width)
+            if bits < worst[b]:
+                widths[b] = width
+                worst[b] = bits
 
 
 @_fast
@@ -372,6 +412,7 @@ def _read_block(data, cursor, low_bits, length, indices):
     if high + indices.size > limit:
         return np.int64(-1)
     mask = np.uint64((1 << low_bits) - 1)
+    most = length >> low_bits  # a larger quotient leaves the block, and might overflow when it is shifted
     index = np.int64(-1)
     for i in range(indices.size):
         quotient = np.int64(0)
@@ -390,6 +431,8 @@ def _read_block(data, cursor, low_bits, length, indices):
                 high += 1
             high += 1
             break
+        if quotient > most:
+            return np.int64(-1)
         low = np.uint64(0)
         if low_bits:
             byte = cursor >> 3

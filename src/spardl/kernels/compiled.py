@@ -19,7 +19,9 @@ def _bits(values: Tensor) -> NDArray[np.uint32]:
 
 
 def _key(threshold: float) -> np.uint32:
-    return np.float32(abs(threshold)).view(np.uint32)
+    """The smallest key that counts as `threshold` or more; never that of zero."""
+    with np.errstate(over="ignore"):  # beyond float32 is infinite: nothing is that large
+        return max(np.float32(abs(threshold)).view(np.uint32), np.uint32(1))
 
 
 def all_finite(values: Tensor) -> bool:
@@ -104,16 +106,26 @@ def take_largest(acc: Tensor, firsts: Ints, stops: Ints, budgets: Ints) -> tuple
 
 def take_above(acc: Tensor, first: int, stop: int, threshold: float, limit: int) -> tuple[Tensor, Tensor]:
     """Move entries of magnitude `threshold` or more, the first `limit` of them, out of `acc[first:stop]`. One pass."""
-    indices = torch.empty(limit, dtype=torch.int32)
-    values = torch.empty(limit, dtype=torch.float32)
-    key = max(_key(threshold), np.uint32(1))
-    taken = loops.take_above(acc.numpy(), _bits(acc), first, stop, key, indices.numpy(), values.numpy())
+    room = max(0, min(limit, stop - first))
+    indices = torch.empty(room, dtype=torch.int32)
+    values = torch.empty(room, dtype=torch.float32)
+    taken = loops.take_above(acc.numpy(), _bits(acc), first, stop, _key(threshold), indices.numpy(), values.numpy())
     return indices[:taken], values[:taken]
 
 
 def count_above(values: Tensor, threshold: float) -> int:
     """How many values have magnitude `threshold` or more; zeros never count."""
-    return int(loops.count_above(_bits(values), max(_key(threshold), np.uint32(1))))
+    return int(loops.count_above(_bits(values), _key(threshold)))
+
+
+def count_bins(values: Tensor, first: int, shift: int, bins: int) -> Ints:
+    """How many magnitudes lie in each of `bins` bins of 2**shift float32 bit patterns, from bin `first` up.
+
+    Above the last bin counts in it, below the first one does not count. One pass.
+    """
+    counts = np.zeros(bins, np.int64)
+    loops.count_bins(_bits(values), first, shift, counts)
+    return counts
 
 
 def keep_largest(values: Tensor, budget: int) -> Tensor:
@@ -137,6 +149,13 @@ def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor
         left.numpy(), left_values.numpy(), right.numpy(), right_values.numpy(), indices.numpy(), values.numpy()
     )
     return indices[:total], values[:total]
+
+
+def plan_gaps(counts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    """How many low bits each block's gaps keep apart, and the most bits that its indices can then take."""
+    widths, worst = np.empty_like(counts), np.empty_like(counts)
+    loops.plan_gaps(np.ascontiguousarray(counts), np.ascontiguousarray(lengths), widths, worst)
+    return widths, worst
 
 
 def write_gaps(room: int, low_bits: Ints, counts: Ints, indices: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def take_largest(acc: Tensor, firsts: Ints, stops: Ints, budgets: Ints) -> tuple
 
 def take_above(acc: Tensor, first: int, stop: int, threshold: float, limit: int) -> tuple[Tensor, Tensor]:
     block = acc[first:stop]
-    kept = ((block.abs() >= abs(threshold)) & (block != 0)).nonzero().flatten()[:limit]
+    kept = ((block.abs() >= abs(threshold)) & (block != 0)).nonzero().flatten()[: max(0, limit)]
     values = block[kept]
     block[kept] = 0
     return kept.int(), values
@@ -102,6 +102,12 @@ def take_above(acc: Tensor, first: int, stop: int, threshold: float, limit: int)
 
 def count_above(values: Tensor, threshold: float) -> int:
     return int(((values.abs() >= abs(threshold)) & (values != 0)).sum())
+
+
+def count_bins(values: Tensor, first: int, shift: int, bins: int) -> Ints:
+    places = (values.view(torch.int32).bitwise_and(0x7FFFFFFF) >> shift).long() - first
+    counts = torch.bincount(places[places >= 0].clamp(max=bins - 1), minlength=bins)
+    return np.asarray(counts.cpu().numpy(), np.int64)
 
 
 def keep_largest(values: Tensor, budget: int) -> Tensor:
@@ -138,6 +144,7 @@ def write_gaps(room: int, low_bits: Ints, counts: Ints, indices: Tensor) -> Tens
     device = indices.device
     streams = []
     for ids, width in zip(torch.split(indices, counts.tolist()), low_bits.tolist(), strict=True):
+        ids = ids.long()
         gaps = torch.diff(ids, prepend=ids.new_full((1,), -1)) - 1
         lows = (gaps[:, None] >> torch.arange(width, device=device)) & 1
         ends = torch.cumsum((gaps >> width) + 1, 0)  # one past each unary code
@@ -157,7 +164,7 @@ def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> Tens
     for count, width, length in zip(counts.tolist(), low_bits.tolist(), lengths.tolist(), strict=True):
         high = cursor + width * count
         ends = bits[high:].nonzero().flatten()[:count]
-        if ends.numel() < count:
+        if ends.numel() < count or (count and int(ends[-1]) + 1 - count > length >> width):
             return None
         lows = (bits[cursor:high].view(count, width).long() << torch.arange(width, device=device)).sum(1)
         quotients = torch.diff(ends, prepend=ends.new_full((1,), -1)) - 1

@@ -1,7 +1,7 @@
 """One message: all blocks that one rank sends to one other in one round, self-describing, in one buffer.
 
     byte 0        version
-    byte 1        flags: bits 0-1 value format, bit 2 raw indices, bit 3 poisoned
+    byte 1        flags: bits 0-2 value format ("none": indices only), bit 3 raw indices, bit 4 poisoned
     bytes 2-3     number of blocks
     bytes 4-7     length of the frame
     counts        one per block, in 1, 2 or 4 bytes, as the largest budget needs
@@ -15,6 +15,7 @@ advance and no size is ever sent ahead. A frame from the network is untrusted: e
 
 import struct
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,9 +31,9 @@ from spardl.wire import values as value_codes
 VERSION = 1
 _HEADER = struct.Struct("<BBHI")
 HEADER = _HEADER.size
-_FORMS: tuple[Values, ...] = ("fp32", "bf16", "fp16", "int8")
-_RAW = 4
-_POISONED = 8
+_FORMS = ("fp32", "bf16", "fp16", "int8", "none")
+_RAW = 8
+_POISONED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,18 @@ class CodedBlocks:
     scales: Tensor
 
     def decode(self) -> SparseBlocks:
-        values = value_codes.decode(self.codes, self.scales, self.counts)
+        values = torch.zeros(self.indices.numel(), device=self.indices.device)
+        if self.codes.numel():
+            values = value_codes.decode(self.codes, self.scales, self.counts)
         return SparseBlocks(self.ids, self.counts, self.indices, values)
 
     def split(self) -> list["CodedBlocks"]:
         """One piece per block."""
         sizes = self.counts.tolist()
+        codes = self.codes.split(sizes) if self.codes.numel() else [self.codes] * len(sizes)
         return [
-            CodedBlocks(self.ids[i : i + 1], self.counts[i : i + 1], indices, codes, self.scales[i : i + 1])
-            for i, (indices, codes) in enumerate(zip(self.indices.split(sizes), self.codes.split(sizes), strict=True))
+            CodedBlocks(self.ids[i : i + 1], self.counts[i : i + 1], indices, codes[i], self.scales[i : i + 1])
+            for i, indices in enumerate(self.indices.split(sizes))
         ]
 
     @staticmethod
@@ -72,11 +76,14 @@ class CodedBlocks:
 class Codec:
     """The wire format that all ranks agreed on at attach."""
 
-    values: Values = "bf16"
+    values: Values | Literal["none"] = "bf16"
     indices: Indices = "rice"
 
     def code(self, entries: SparseBlocks) -> CodedBlocks:
         """Round the values to the wire's format."""
+        if self.values == "none":
+            nothing = entries.values[:0]
+            return CodedBlocks(entries.ids, entries.counts, entries.indices, nothing, nothing)
         codes, scales = value_codes.encode(entries.values, entries.counts, self.values)
         return CodedBlocks(entries.ids, entries.counts, entries.indices, codes, scales)
 
@@ -134,8 +141,10 @@ class Codec:
             raise _bad(peer, f"{frame.numel()} bytes, too few for {total} values")
         scales_at = values_at - 4 * self._scales(len(ids))
         scales = _from_bytes(frame[scales_at:values_at], torch.float32)
-        codes = _from_bytes(frame[values_at:indices_at], value_codes.CODE_TYPES[self.values])
-        if not (torch.isfinite(codes).all() and torch.isfinite(scales).all()):
+        codes = scales[:0]
+        if self.values != "none":
+            codes = _from_bytes(frame[values_at:indices_at], value_codes.CODE_TYPES[self.values])
+        if not (torch.isfinite(codes).all() and (scales.abs() <= value_codes.LARGEST_SCALE).all()):
             raise _bad(peer, "a value that is not finite")
         return CodedBlocks(ids, counts, self._unpack_indices(frame[indices_at:], counts, lengths, peer), codes, scales)
 
@@ -145,7 +154,7 @@ class Codec:
                 raise _bad(peer, f"{data.numel()} bytes of indices for {int(counts.sum())} entries")
             indices = _from_bytes(data, torch.int32)
             for block, length in zip(indices.split(counts.tolist()), lengths.tolist(), strict=True):
-                if block.numel() and (int(block[0]) < 0 or int(block[-1]) >= length or bool((block.diff() <= 0).any())):
+                if not _ascends_within(block, length):
                     raise _bad(peer, "indices out of order or outside their block")
             return indices
         found: Tensor | None = kernels.for_device(data.device).read_gaps(
@@ -161,7 +170,7 @@ class Codec:
 
     @property
     def _value_bytes(self) -> int:
-        return value_codes.CODE_TYPES[self.values].itemsize
+        return 0 if self.values == "none" else value_codes.CODE_TYPES[self.values].itemsize
 
     def _scales(self, blocks: int) -> int:
         return blocks if self.values == "int8" else 0
@@ -182,11 +191,19 @@ def _count_type(budgets: Ints) -> "np.dtype[np.unsignedinteger]":
 
 
 def _bytes(values: Tensor) -> Tensor:
+    if not values.numel():  # whose stride may be anything, which `view` does not take
+        return torch.empty(0, dtype=torch.uint8, device=values.device)
     return values.contiguous().view(torch.uint8)
 
 
 def _from_bytes(data: Tensor, dtype: torch.dtype) -> Tensor:
     return data.clone().view(dtype)  # the clone aligns it
+
+
+def _ascends_within(block: Tensor, length: int) -> bool:
+    if not block.numel():
+        return True
+    return int(block[0]) >= 0 and int(block[-1]) < length and bool((block[1:] > block[:-1]).all())
 
 
 def _bad(peer: int, what: str) -> ProtocolError:

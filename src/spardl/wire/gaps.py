@@ -7,21 +7,23 @@ so the receiver knows the largest possible size from counts and lengths alone. A
 indices; only the last one can leave the block.
 """
 
-import numpy as np
+import torch
 
+from spardl import kernels
 from spardl.sparse import Ints
 
 
 def low_bits(counts: Ints, lengths: Ints) -> Ints:
     """The split l of each block: the one with the smallest worst case. Both sides compute it, so it is not sent."""
-    widths = np.arange(32)[:, None]
-    return np.asarray(np.argmin(_worst(counts[None, :], lengths[None, :], widths), axis=0))
+    return _plan(counts, lengths)[0]
 
 
 def worst_bits(counts: Ints, lengths: Ints) -> Ints:
     """The most bits that the indices of each block can take. Grows with the count."""
-    return np.asarray(_worst(counts, lengths, low_bits(counts, lengths)))
+    return _plan(counts, lengths)[1]
 
 
-def _worst(counts: Ints, lengths: Ints, widths: Ints) -> Ints:
-    return np.where(counts > 0, counts * (widths + 1) + ((lengths - counts) >> widths), 0)
+def _plan(counts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    # Counts are host arrays whatever device the entries are on.
+    plan: tuple[Ints, Ints] = kernels.for_device(torch.device("cpu")).plan_gaps(counts, lengths)
+    return plan

@@ -15,18 +15,24 @@ CODE_TYPES: dict[Values, torch.dtype] = {
 }
 
 
+# Times any 8-bit code it is still finite.
+LARGEST_SCALE = torch.finfo(torch.float32).max / 128
+
+
 def encode(values: Tensor, counts: Ints, form: Values) -> tuple[Tensor, Tensor]:
-    """Codes of `values` and, for int8, one scale per block. What would overflow stays at the largest finite value."""
+    """Codes of `values` and, for int8, one scale per block. What would overflow is the largest finite value.
+
+    Infinities and NaN stay what they are, so that whoever decodes sees them.
+    """
     dtype = CODE_TYPES[form]
     if form == "fp32":
         return values, values[:0]
     if form != "int8":
-        limit = torch.finfo(dtype).max
-        return values.clamp(-limit, limit).to(dtype), values[:0]
+        return _saturate(values, torch.finfo(dtype).max).to(dtype), values[:0]
     owner = _owner(counts, values.device)
     largest = torch.zeros(len(counts), device=values.device)
     largest.scatter_reduce_(0, owner, values.abs(), "amax")
-    scales = largest / 127
+    scales = _saturate(largest / 127, LARGEST_SCALE)
     steps = scales[owner]
     codes = torch.where(steps > 0, values / steps, 0).round().clamp(-127, 127)
     return codes.to(dtype), scales
@@ -37,6 +43,10 @@ def decode(codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:
     if codes.dtype is torch.int8:
         return codes.float() * scales[_owner(counts, codes.device)]
     return codes.float()
+
+
+def _saturate(values: Tensor, limit: float) -> Tensor:
+    return torch.where(values.isinf(), values, values.clamp(-limit, limit))
 
 
 def _owner(counts: Ints, device: torch.device) -> Tensor:

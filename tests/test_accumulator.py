@@ -1,0 +1,404 @@
+"""The accumulator is the residual: nothing is lost, a failed step never happened, a policy keeps what it says."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spardl.accumulator import Accumulator, Momentum
+from spardl.blocks import BlockLayout
+from spardl.sparse import SparseBlocks
+from spardl.wire.frame import Codec
+
+POLICIES = ("carry", "return", "partial", "local")
+seeds = st.integers(0, 2**32 - 1)
+layouts = st.builds(BlockLayout, length=st.integers(1, 120), count=st.integers(1, 5), chunk=st.integers(1, 12))
+examples = settings(max_examples=80, deadline=None)
+
+
+def numbers(length, seed):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(length).astype(np.float32) ** 3)
+
+
+def natural(acc, memory=None):
+    out = torch.empty(acc.layout.length)
+    acc.read_from(acc.values if memory is None else memory, 0, out)
+    return out
+
+
+def same_bits(left, right):
+    return torch.equal(left.view(torch.int32), right.view(torch.int32))
+
+
+def some_entries(layout, random, share=0.3):
+    """Random values at random places of all blocks."""
+    chosen = (random.random(layout.length) < share).nonzero()[0]
+    owners = np.searchsorted(layout.starts, chosen, side="right") - 1
+    return SparseBlocks(
+        np.arange(layout.count),
+        np.bincount(owners, minlength=layout.count).astype(np.int64),
+        torch.from_numpy((chosen - layout.starts[owners]).astype(np.int32)),
+        numbers(len(chosen), random.integers(2**32)),
+    )
+
+
+def some_take(acc, random):
+    """Entries out of some blocks, by any of the verbs that take."""
+    layout = acc.layout
+    verb = random.integers(5)
+    if verb == 0:
+        ids = np.sort(random.choice(layout.count, random.integers(1, layout.count + 1), replace=False))
+        return acc.take_largest(ids, random.integers(0, layout.lengths[ids] + 2))
+    if verb == 1:
+        return acc.take_above(int(random.integers(layout.count)), float(random.random()), int(random.integers(9)))
+    if verb == 2:
+        return acc.take_largest_of_all(int(random.integers(layout.length + 2)))
+    if verb == 3:
+        return acc.take_above_of_all(float(random.random()), int(random.integers(30)))
+    support = some_entries(layout, random)
+    return SparseBlocks(support.ids, support.counts, support.indices, acc.take_at(support))
+
+
+def wreck(acc, random, moves=4):
+    """What a collective may do to memory: takes and gifts in any order."""
+    for _ in range(moves):
+        if random.random() < 0.5:
+            some_take(acc, random)
+        else:
+            acc.give_back(some_entries(acc.layout, random))
+
+
+# --- conservation ------------------------------------------------------------------------------------------------
+
+
+@given(layout=layouts, seed=seeds)
+@examples
+def test_what_was_taken_and_given_back_is_all_there(layout, seed):
+    """Taking moves entries, giving back adds them: the memory and the messages always sum to what was put in."""
+    random = np.random.default_rng(seed)
+    acc = Accumulator(layout)
+    acc.add(0, numbers(layout.length, seed))
+    expected = acc.values.double()
+    for _ in range(4):
+        taken = some_take(acc, random)
+        places = acc.positions(taken)
+        assert not acc.values[places].any(), "a taken entry is zero in memory"
+        assert same_bits(taken.values, expected[places].float())
+        coded = Codec("bf16").code(taken)
+        error = taken.values - coded.decode().values
+        acc.give_back(SparseBlocks(taken.ids, taken.counts, taken.indices, error))
+        expected[places] -= coded.decode().values.double()
+        torch.testing.assert_close(acc.values.double(), expected, rtol=0, atol=0)
+        expected = acc.values.double()
+
+
+@given(layout=layouts, seed=seeds)
+@examples
+def test_largest_and_above_are_chosen_within_blocks(layout, seed):
+    acc = Accumulator(layout)
+    acc.write(0, numbers(layout.length, seed))
+    block = int(np.random.default_rng(seed).integers(layout.count))
+    held = acc.values[layout.starts[block] : layout.starts[block + 1]].clone()
+    if held.numel():
+        taken = acc.take_largest(np.array([block]), np.array([1]))
+        assert taken.values.abs().tolist() == [float(held.abs().max())]
+        acc.give_back(taken)
+    assert len(acc.take_above(block, 0.5, held.numel())) == int((held.abs() >= 0.5).sum())
+    assert acc.values.numel() == layout.length
+
+
+@given(layout=layouts, seed=seeds, budget=st.integers(0, 130))
+@examples
+def test_the_largest_of_all_are_found_wherever_they_lie(layout, seed, budget):
+    """Addressed by block, whichever layout: the same entries as out of one flat vector."""
+    acc, flat = Accumulator(layout), Accumulator(BlockLayout.contiguous(layout.length, 1))
+    acc.write(0, numbers(layout.length, seed))
+    flat.values.copy_(acc.values)
+    taken, expected = acc.take_largest_of_all(budget), flat.take_largest(np.array([0]), np.array([budget]))
+    assert torch.equal(acc.positions(taken).int(), expected.indices)
+    assert torch.equal(taken.values, expected.values)
+    assert taken.counts.sum() == min(budget, layout.length)
+    assert (taken.indices.numpy() < np.repeat(layout.lengths, taken.counts)).all() and (taken.indices >= 0).all()
+
+
+@given(layout=layouts, seed=seeds, threshold=st.floats(0, 3), limit=st.integers(0, 60))
+@examples
+def test_what_is_found_stays_and_what_is_counted_is_there(layout, seed, threshold, limit):
+    acc = Accumulator(layout)
+    acc.write(0, numbers(layout.length, seed))
+    before = acc.values.clone()
+    for block in range(layout.count):
+        found = acc.find_above(block, threshold, limit)
+        assert same_bits(acc.values, before)
+        taken = acc.take_above(block, threshold, limit)
+        assert torch.equal(found.indices, taken.indices) and torch.equal(found.values, taken.values)
+        acc.give_back(taken)
+    assert acc.count_above(threshold) == int((before.abs() >= threshold).sum())
+
+
+@given(length=st.integers(1, 120), cuts=st.lists(st.floats(0, 1), max_size=4), seed=seeds)
+@examples
+def test_entries_keep_their_places_when_blocks_move(length, cuts, seed):
+    """For methods whose blocks are stretches with moving boundaries."""
+    acc = Accumulator(BlockLayout.contiguous(length, 1))
+    acc.write(0, numbers(length, seed))
+    before = acc.starts
+    entries = acc.take_largest_of_all(length // 2)
+    places = acc.positions(entries)
+    acc.repartition(np.array([0, *sorted(int(cut * length) for cut in cuts), length]))
+    moved = acc.in_present_blocks(entries, before)
+    assert len(moved.ids) == len(cuts) + 1
+    assert torch.equal(acc.positions(moved), places)
+    assert torch.equal(acc.natural(moved)[0], places)
+    acc.give_back(moved)
+    assert torch.equal(natural(acc), numbers(length, seed))
+    assert (np.repeat(np.diff(acc.starts), moved.counts) > moved.indices.numpy()).all()
+
+
+def test_gradients_are_added_in_natural_order_and_scaled():
+    acc = Accumulator(BlockLayout(10, 3, 2))
+    acc.add(0, torch.arange(6.0), scale=2.0)
+    acc.add(6, torch.ones(4), scale=-1.0)
+    assert natural(acc).tolist() == [0, 2, 4, 6, 8, 10, -1, -1, -1, -1]
+
+
+# --- one step ----------------------------------------------------------------------------------------------------
+
+
+def momentum(weights, nesterov=False):
+    return Momentum(weights, momentum=0.9, decay=0.01, damping=1.0, nesterov=nesterov)
+
+
+@pytest.mark.parametrize("residuals", POLICIES)
+@pytest.mark.parametrize("with_momentum", [False, True], ids=["plain", "momentum"])
+@given(layout=layouts, seed=seeds, held=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_a_step_that_is_rolled_back_never_happened(residuals, with_momentum, layout, seed, held):
+    """Residual and velocity are what they were, bit for bit, whatever a collective did; also signed zeros."""
+    random = np.random.default_rng(seed)
+    acc = Accumulator(layout, residuals=residuals, momentum=with_momentum)
+    acc.values.copy_(numbers(layout.length, seed))
+    acc.values[random.random(layout.length) < 0.2] = -0.0
+    if with_momentum:
+        acc.velocity.copy_(numbers(layout.length, seed + 1))
+    residual, velocity = acc.values.clone(), acc.velocity.clone() if with_momentum else None
+    middle = int(random.integers(layout.length + 1))
+    for offset, length in ((0, middle), (middle, layout.length - middle)):
+        gradient = numbers(length, seed + 2 + offset)
+        if held and offset == 0:
+            acc.hold(offset, gradient)
+        else:
+            acc.add(offset, gradient, 0.1, momentum(numbers(length, seed + 3)) if with_momentum else None)
+    wreck(acc, random)
+    acc.poisoned = True
+    acc.rollback()
+    assert not acc.poisoned
+    assert same_bits(acc.values, residual)
+    if with_momentum:
+        assert same_bits(acc.velocity, velocity)
+    # Nothing of the failed step comes up in the next one.
+    acc.add(0, torch.zeros(layout.length), 1.0, momentum(torch.zeros(layout.length)) if with_momentum else None)
+    acc.settle(SparseBlocks.empty(np.arange(layout.count), acc.device))
+    acc.commit()
+    if not with_momentum:
+        assert torch.equal(acc.values, residual)
+
+
+@given(layout=layouts, seed=seeds)
+@examples
+def test_a_committed_step_keeps_what_nobody_took(layout, seed):
+    """And a rollback after it undoes only what came after."""
+    random = np.random.default_rng(seed)
+    acc = Accumulator(layout)
+    acc.add(0, numbers(layout.length, seed))
+    wreck(acc, random)
+    kept = acc.values.clone()
+    acc.settle(SparseBlocks.empty(np.arange(layout.count), acc.device))
+    acc.commit()
+    assert same_bits(acc.values, kept)
+    acc.add(0, numbers(layout.length, seed + 1))
+    acc.rollback()
+    assert same_bits(acc.values, kept)
+
+
+@pytest.mark.parametrize("with_momentum", [False, True], ids=["plain", "momentum"])
+def test_a_held_stretch_counts_as_zero_and_waits(with_momentum):
+    """What others sent for it is added to its residual; its velocity stays."""
+    acc = Accumulator(BlockLayout(8, 2, 2), momentum=with_momentum)
+    acc.write(0, torch.arange(1.0, 9.0))
+    if with_momentum:
+        acc.write_velocity(0, torch.full((8,), 0.5))
+    acc.add(0, torch.zeros(3), 1.0, momentum(torch.zeros(3)) if with_momentum else None)
+    acc.hold(3, torch.full((5,), 77.0))
+    assert natural(acc)[3:].tolist() == [0, 0, 0, 0, 0]
+    arriving = SparseBlocks(
+        np.arange(2), np.array([1, 1]), torch.tensor([3, 3], dtype=torch.int32), torch.tensor([0.25, 0.5])
+    )
+    acc.give_back(arriving)  # natural elements 5 and 7
+    acc.commit()
+    assert natural(acc)[3:].tolist() == [4, 5, 6.25, 7, 8.5]
+    if with_momentum:
+        assert natural(acc, acc.velocity)[3:].tolist() == [0.5] * 5
+
+
+def test_after_a_dense_step_the_sums_leave_this_memory():
+    """They are handed out in the gradients; a held stretch keeps its residual and is handed the sum of the others."""
+    acc = Accumulator(BlockLayout.contiguous(6, 1))
+    acc.write(0, torch.tensor([1.0, 2, 3, 4, 5, 6]))
+    gradient, unused = torch.full((4,), 10.0), torch.zeros(2)
+    acc.add(0, gradient)
+    acc.hold(4, unused)
+    acc.values.add_(100)  # the other ranks' part of an all-reduce
+    acc.commit(dense=True)
+    assert gradient.tolist() == [111, 112, 113, 114]
+    assert unused.tolist() == [100, 100]
+    assert natural(acc).tolist() == [0, 0, 0, 0, 5, 6]
+
+
+# --- residual policies -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residuals", POLICIES)
+@given(layout=layouts, seed=seeds)
+@settings(max_examples=80, deadline=None)
+def test_each_policy_keeps_what_its_definition_says(residuals, layout, seed):
+    """With `own` what this rank put in, `ledger` what lies in memory, S what it took, G the result's support:
+
+    carry ledger · return ledger in G, else own · partial 0 in G and S, else own · local 0 in S, else own.
+    """
+    random = np.random.default_rng(seed)
+    acc, twin = Accumulator(layout, residuals=residuals), Accumulator(layout)
+    own, taken = numbers(layout.length, seed), torch.zeros(layout.length, dtype=torch.bool)
+    for each in (acc, twin):
+        each.add(0, own.clone())
+    own = acc.values.clone()
+    for _ in range(random.integers(5)):
+        if random.random() < 0.5:
+            state = random.bit_generator.state
+            chosen = some_take(acc, random)
+            random.bit_generator.state = state
+            some_take(twin, random)
+            taken[acc.positions(chosen)] = True
+        else:
+            arriving = some_entries(layout, random)
+            acc.give_back(arriving)
+            twin.give_back(arriving)
+    ledger = twin.values
+    result = some_entries(layout, random, 0.5)
+    final = torch.zeros(layout.length, dtype=torch.bool)
+    final[acc.positions(result)] = True
+    acc.settle(result)
+    acc.commit()
+    nothing = torch.zeros(layout.length)
+    expected = {
+        "carry": ledger,
+        "return": torch.where(final, ledger, own),
+        "partial": torch.where(final & taken, nothing, own),
+        "local": torch.where(taken, nothing, own),
+    }[residuals]
+    assert torch.equal(acc.values, expected)
+
+
+@pytest.mark.parametrize("residuals", ["return", "partial", "local"])
+def test_what_one_step_took_does_not_matter_to_the_next(residuals):
+    layout = BlockLayout.contiguous(4, 1)
+    acc = Accumulator(layout, residuals=residuals)
+    nothing = SparseBlocks.empty(np.arange(1), acc.device)
+    acc.add(0, torch.tensor([4.0, 3, 2, 1]))
+    acc.take_largest(np.array([0]), np.array([1]))
+    acc.settle(nothing)
+    acc.commit()
+    after = acc.values.clone()
+    acc.add(0, torch.zeros(4))
+    acc.settle(nothing)
+    acc.commit()
+    assert torch.equal(acc.values, after)
+
+
+# --- momentum ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
+@given(layout=layouts, seed=seeds)
+@settings(max_examples=40, deadline=None)
+def test_velocity_is_zero_exactly_where_entries_were_taken(nesterov, layout, seed):
+    """Also where a rounding error was given back; everywhere else it is what momentum SGD makes it."""
+    random = np.random.default_rng(seed)
+    acc = Accumulator(layout, momentum=True)
+    acc.write_velocity(0, numbers(layout.length, seed))
+    velocity = natural(acc, acc.velocity)
+    gradient, weights = numbers(layout.length, seed + 1), numbers(layout.length, seed + 2)
+    expected = 0.9 * velocity + 1.0 * (gradient * 0.5 + 0.01 * weights)
+    acc.add(0, gradient.clone(), 0.5, momentum(weights, nesterov))
+    taken = torch.zeros(layout.length, dtype=torch.bool)
+    for _ in range(2):
+        chosen = some_take(acc, random)
+        taken[acc.positions(chosen)] = True
+        error = SparseBlocks(chosen.ids, chosen.counts, chosen.indices, chosen.values * 1e-3)
+        acc.give_back(error)
+    acc.give_back(some_entries(layout, random))
+    acc.commit()
+    expected[natural(acc, taken.float()) > 0] = 0
+    assert torch.equal(natural(acc, acc.velocity), expected)
+
+
+def test_a_dense_step_keeps_all_velocity():
+    acc = Accumulator(BlockLayout.contiguous(3, 1), momentum=True)
+    acc.add(0, torch.tensor([1.0, 2, 3]), 1.0, momentum(torch.zeros(3)))
+    acc.commit(dense=True)
+    assert acc.velocity.tolist() == [1, 2, 3]
+    assert not acc.values.any()
+
+
+def test_momentum_in_the_accumulator_is_momentum_sgd_when_everything_is_sent():
+    """Three dense steps hand out the directions of torch.optim.SGD."""
+    for nesterov in (False, True):
+        weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=nesterov)
+        acc, ours = Accumulator(BlockLayout.interleaved(3, 2), momentum=True), weight.detach().clone()
+        for step in range(3):
+            weight.grad = torch.tensor([0.3, -0.2, 0.1]) * (step + 1)
+            direction = weight.grad.clone()
+            acc.add(0, direction, 1.0, momentum(ours, nesterov))
+            acc.commit(dense=True)
+            optimizer.step()
+            ours -= 0.1 * direction
+            torch.testing.assert_close(ours, weight.detach())
+
+
+def test_dropped_velocity_is_handed_over_once():
+    acc = Accumulator(BlockLayout(7, 2, 2), momentum=True)
+    acc.write_velocity(0, torch.arange(7.0))
+    memory, out = acc.drop_velocity(), torch.empty(7)
+    acc.read_from(memory, 0, out)
+    assert out.tolist() == list(range(7))
+    assert acc.velocity is None and acc.drop_velocity() is None
+    acc.add(0, torch.ones(7))
+    acc.commit()
+    assert natural(acc).tolist() == [1] * 7
+
+
+# --- poisoned ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residuals", POLICIES)
+def test_a_poisoned_accumulator_gives_nothing_and_accepts_nothing(residuals):
+    layout = BlockLayout(20, 3, 2)
+    acc = Accumulator(layout, residuals=residuals)
+    acc.write(0, numbers(20, 0))
+    before = acc.values.clone()
+    acc.poisoned = True
+    ids = np.arange(3)
+    taken = acc.take_largest(ids, layout.lengths)
+    assert len(taken) == 0 and taken.counts.tolist() == [0, 0, 0] and taken.ids.tolist() == [0, 1, 2]
+    assert len(acc.take_above(1, 0.0, 99)) == 0
+    entries = some_entries(layout, np.random.default_rng(1))
+    acc.give_back(entries)
+    assert acc.take_at(entries).tolist() == [0] * len(entries)
+    assert len(acc.find_above(0, 0.0, 99)) == len(acc.take_largest_of_all(99)) == 0
+    assert len(acc.take_above_of_all(0.0, 99)) == acc.count_bins(0, 0, 20, 2048).sum() == 0
+    assert same_bits(acc.values, before)
+    acc.rollback()
+    assert same_bits(acc.values, before) and not acc.poisoned
+    assert len(acc.take_largest(ids, layout.lengths)) == 20

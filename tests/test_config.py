@@ -1,0 +1,155 @@
+"""Settings: a bad one gets a sentence that says what was given and what to do, wherever it is given."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spardl.config import METHODS, DensitySchedule, SyncConfig, check_teams, is_power_of_two
+from spardl.errors import ConfigError, SparDLError
+
+
+@pytest.mark.parametrize("density", [0, -0.1, 1.5, math.nan, math.inf, "abc", "0.01", None, [0.1], 1j, {}])
+def test_a_density_that_is_no_share_is_refused(density):
+    """Whatever its type: never a TypeError."""
+    for make in (
+        lambda: SyncConfig(density=density),
+        lambda: DensitySchedule(target=density),
+        lambda: DensitySchedule(target=0.01, start=density),
+    ):
+        with pytest.raises(ConfigError, match=r"is outside \(0, 1\]; 0.01 sends one entry in a hundred"):
+            make()
+
+
+@pytest.mark.parametrize("density", [1, 1.0, 0.01, 1e-9, np.float64(0.5)])
+def test_any_share_is_a_density(density):
+    assert SyncConfig(density=density).density_at(7) == density
+
+
+@pytest.mark.parametrize(
+    "setting,given_value,advice",
+    [
+        ("method", "sparrdl", "Did you mean spardl?"),
+        ("method", "nothing like it", "`spardl methods` lists them"),
+        ("method", None, "Choose from dense"),
+        ("gather", "x", "Choose from auto, r, b."),
+        ("blocks", "interleave", "Did you mean interleaved?"),
+        ("residuals", "cary", "Did you mean carry?"),
+        ("values", "fp8", "Choose from fp32, bf16, fp16, int8."),
+        ("indices", "elias-fano", "Choose from rice, raw."),
+        ("selection", "lasy", "Did you mean lazy?"),
+        ("groups", "modle", "Did you mean model?"),
+        ("groups", 0, 'give 1 or more, or groups="model"'),
+        ("groups", -3, 'give 1 or more, or groups="model"'),
+        ("teams", 0, 'give 1 or more, or teams="auto"'),
+        ("teams", -2, 'give 1 or more, or teams="auto"'),
+        ("teams", 1.5, 'give 1 or more, or teams="auto"'),
+        ("teams", "two", 'give 1 or more, or teams="auto"'),
+        ("local_clip", 0, "give a positive norm or None"),
+        ("local_clip", -1.0, "give a positive norm or None"),
+        ("local_clip", math.nan, "give a positive norm or None"),
+        ("timeout", 0, "give a number of seconds above 0"),
+        ("timeout", -5, "give a number of seconds above 0"),
+        ("timeout", math.inf, "at most a month"),
+        ("timeout", math.nan, "give a number of seconds above 0"),
+        ("timeout", math.inf, "at most a month"),
+    ],
+)
+def test_a_bad_setting_is_told_what_to_do(setting, given_value, advice):
+    with pytest.raises(ConfigError) as caught:
+        SyncConfig(**{setting: given_value})
+    sentence = str(caught.value)
+    assert advice in sentence
+    assert str(given_value) in sentence
+    assert sentence.endswith(".")
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, SparDLError)
+
+
+def test_teams_that_do_not_divide_the_workers_are_told_which_do():
+    with pytest.raises(ConfigError) as caught:
+        SyncConfig(teams=4).resolved_teams(6)
+    assert str(caught.value) == (
+        '6 workers cannot form 4 equal teams; choose teams from 1, 2, 3, 6 or leave it to teams="auto".'
+    )
+    with pytest.raises(ConfigError, match="choose teams from 1, 7 or"):
+        check_teams(7, 14, "auto")
+
+
+def test_recursive_gathering_needs_a_power_of_two():
+    with pytest.raises(ConfigError, match=r'not 3; use gather="b" or gather="auto"'):
+        SyncConfig(teams=3, gather="r").resolved_gather(6)
+    assert SyncConfig(teams=3, gather="b").resolved_gather(6) == "b"
+    assert SyncConfig(teams=4, gather="r").resolved_gather(8) == "r"
+
+
+@pytest.mark.parametrize("workers", range(1, 18))
+def test_auto_is_two_teams_for_even_counts_and_always_works(workers):
+    config = SyncConfig()
+    assert config.resolved_teams(workers) == (2 if workers % 2 == 0 else 1)
+    assert config.resolved_gather(workers) == "r"
+    for teams in (d for d in range(1, workers + 1) if workers % d == 0):
+        chosen = SyncConfig(teams=teams)
+        assert chosen.resolved_teams(workers) == teams
+        assert chosen.resolved_gather(workers) == ("r" if teams in (1, 2, 4, 8, 16) else "b")
+
+
+def test_powers_of_two():
+    assert [n for n in range(-2, 20) if is_power_of_two(n)] == [1, 2, 4, 8, 16]
+
+
+def test_settings_are_plain_data_and_do_not_change():
+    """They are compared between ranks as JSON."""
+    config = SyncConfig(density=DensitySchedule(0.01, 0.25, steps=50))
+    again = json.loads(json.dumps(config.to_dict()))
+    assert again["density"] == {"target": 0.01, "start": 0.25, "steps": 50, "dense_steps": 0}
+    assert set(again) == {field.name for field in dataclasses.fields(SyncConfig)}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.method = "dense"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_listed_method_may_be_chosen(method):
+    assert SyncConfig(method=method).method == method
+
+
+# --- schedules ---------------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_dense_then_falls_geometrically_to_its_target():
+    schedule = DensitySchedule(target=0.01, start=0.25, steps=4, dense_steps=2)
+    ratio = (0.01 / 0.25) ** 0.25
+    expected = [1.0, 1.0, 0.25, 0.25 * ratio, 0.25 * ratio**2, 0.25 * ratio**3, 0.01, 0.01]
+    assert [schedule.at(step) for step in range(8)] == pytest.approx(expected)
+    assert schedule.at(10**9) == 0.01
+    config = SyncConfig(density=schedule)
+    assert [config.density_at(step) for step in (0, 2, 6)] == pytest.approx([1.0, 0.25, 0.01])
+
+
+def test_a_schedule_without_steps_is_its_target_at_once():
+    assert DensitySchedule(0.05).at(0) == 0.05
+    assert [DensitySchedule(0.05, dense_steps=1).at(step) for step in (0, 1)] == [1.0, 0.05]
+
+
+@given(
+    target=st.floats(1e-6, 1),
+    start=st.floats(1e-6, 1),
+    steps=st.integers(0, 50),
+    dense_steps=st.integers(0, 5),
+    step=st.integers(0, 80),
+)
+def test_a_scheduled_density_is_always_a_density(target, start, steps, dense_steps, step):
+    """Between start and target, whichever is larger."""
+    density = DensitySchedule(target, start, steps, dense_steps).at(step)
+    low, high = min(target, start), max(target, start)
+    assert density == 1.0 or low * (1 - 1e-9) <= density <= high * (1 + 1e-9)
+    SyncConfig(density=min(density, 1.0))
+
+
+@pytest.mark.parametrize("steps", [{"steps": -1}, {"dense_steps": -4}])
+def test_a_schedule_cannot_last_a_negative_time(steps):
+    with pytest.raises(ConfigError, match=f"cannot last {next(iter(steps.values()))} steps; use 0 or more"):
+        DensitySchedule(0.01, **steps)

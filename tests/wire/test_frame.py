@@ -1,0 +1,296 @@
+"""Frames: what was packed comes back, in the bytes promised, and nothing that came over the network is trusted."""
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spardl.errors import ProtocolError
+from spardl.sparse import SparseBlocks
+from spardl.wire.frame import HEADER, VERSION, Codec, CodedBlocks
+
+FORMATS = ("fp32", "bf16", "fp16", "int8")
+CODECS = [Codec(values, indices) for values in (*FORMATS, "none") for indices in ("rice", "raw")]
+every_codec = pytest.mark.parametrize("codec", CODECS, ids=[f"{c.values}-{c.indices}" for c in CODECS])
+seeds = st.integers(0, 2**32 - 1)
+PEER = 3
+
+
+def ints(values):
+    return np.array(values, dtype=np.int64)
+
+
+def random_blocks(lengths, counts, seed, kind="random"):
+    """Sorted indices and heavy-tailed values for each block."""
+    random = np.random.default_rng(seed)
+    parts = [np.int64([])]
+    for length, count in zip(lengths, counts, strict=True):
+        if kind == "last":
+            parts.append(np.arange(length - count, length))
+        elif kind == "lone":
+            parts.append(np.append(np.arange(count - 1), length - 1) if count else np.arange(0))
+        else:
+            parts.append(np.sort(random.choice(length, count, replace=False)))
+    indices = torch.from_numpy(np.concatenate(parts).astype(np.int32))
+    values = torch.from_numpy(random.standard_normal(len(indices)).astype(np.float32) ** 3)
+    return SparseBlocks(np.arange(len(lengths)), ints(counts), indices, values)
+
+
+@st.composite
+def shapes(draw):
+    """Lengths, budgets, some of them larger than their block, and counts within both, for some blocks."""
+    lengths = draw(st.lists(st.sampled_from([0, 1, 2, 9, 100, 255, 256, 1000]), max_size=5))
+    budgets = [int(length * draw(st.floats(0, 1.1))) for length in lengths]
+    counts = [draw(st.integers(0, min(budget, length))) for budget, length in zip(budgets, lengths, strict=True)]
+    return ints(lengths), ints(budgets), ints(counts)
+
+
+def assert_same(found, expected):
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert found.counts.tolist() == expected.counts.tolist()
+    assert torch.equal(found.indices, expected.indices)
+    same_size = {1: torch.int8, 2: torch.int16, 4: torch.int32}[expected.codes.itemsize]
+    assert torch.equal(found.codes.view(same_size), expected.codes.view(same_size))
+    assert torch.equal(found.scales, expected.scales)
+
+
+@every_codec
+@given(shape=shapes(), seed=seeds, kind=st.sampled_from(["random", "last", "lone"]), spare=st.integers(0, 40))
+@settings(max_examples=60, deadline=None)
+def test_a_frame_comes_back_and_never_exceeds_its_capacity(codec, shape, seed, kind, spare):
+    """Whatever the counts and the support, also out of a larger buffer with garbage behind the frame."""
+    lengths, budgets, counts = shape
+    entries = random_blocks(lengths, counts, seed, kind)
+    coded = codec.code(entries)
+    frame = codec.pack(coded, lengths, budgets)
+    assert frame.dtype == torch.uint8
+    assert frame.numel() <= codec.capacity(lengths, budgets)
+    found = codec.unpack(frame, entries.ids, lengths, budgets, PEER)
+    assert_same(found, coded)
+    assert torch.equal(found.decode().values, coded.decode().values)
+    garbage = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, spare).astype(np.uint8))
+    assert_same(codec.unpack(torch.cat([frame, garbage]), entries.ids, lengths, budgets, PEER), coded)
+
+
+@every_codec
+def test_a_full_frame_is_as_large_as_its_capacity(codec):
+    """Capacity is a promise that is used up: the worst support takes every byte of it."""
+    lengths, budgets = ints([64 * 100, 64 * 100]), ints([100, 100])
+    entries = random_blocks(lengths, budgets, 0, "last")
+    assert codec.pack(codec.code(entries), lengths, budgets).numel() == codec.capacity(lengths, budgets)
+
+
+@every_codec
+@given(shape=shapes(), seed=seeds)
+@settings(max_examples=30, deadline=None)
+def test_forwarded_blocks_keep_their_bits(codec, shape, seed):
+    """Unpacked, split, joined in another order, packed, again and again: always the same codes, scales and bytes."""
+    lengths, budgets, counts = shape
+    coded = codec.code(random_blocks(lengths, counts, seed))
+    frame = codec.pack(coded, lengths, budgets)
+    received = codec.unpack(frame, coded.ids, lengths, budgets, PEER)
+    if not len(lengths):
+        return
+    assert torch.equal(codec.pack(CodedBlocks.join(received.split()), lengths, budgets), frame)
+    turned = CodedBlocks.join(received.split()[::-1])
+    onward = codec.unpack(
+        codec.pack(turned, lengths[::-1].copy(), budgets[::-1]), turned.ids, lengths[::-1].copy(), budgets[::-1], PEER
+    )
+    assert_same(CodedBlocks.join(onward.split()[::-1]), coded)
+    assert torch.equal(CodedBlocks.join(onward.split()[::-1]).decode().values, coded.decode().values)
+
+
+@pytest.mark.parametrize("length,count", [(10_000, 100), (1_000_000, 10_000)])
+@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("kind", ["random", "last", "lone"])
+def test_at_one_percent_and_bf16_an_entry_takes_little_over_24_bits(length, count, blocks, kind):
+    """At most 25.5, headers included, for blocks of 10,000 elements as for blocks of 10,000 entries."""
+    lengths, counts = ints([length] * blocks), ints([count] * blocks)
+    codec = Codec("bf16", "rice")
+    frame = codec.pack(codec.code(random_blocks(lengths, counts, 5, kind)), lengths, counts)
+    assert 8 * frame.numel() / (blocks * count) <= 25.5
+    assert 8 * codec.capacity(lengths, counts) / (blocks * count) <= 25.5
+
+
+@every_codec
+def test_a_frame_may_hold_no_blocks_or_no_entries(codec):
+    for lengths in ([], [0], [5], [5, 0, 7]):
+        entries = random_blocks(lengths, [0] * len(lengths), 0)
+        frame = codec.pack(codec.code(entries), ints(lengths), ints(lengths))
+        assert frame.numel() <= codec.capacity(ints(lengths), ints(lengths))
+        assert len(codec.unpack(frame, entries.ids, ints(lengths), ints(lengths), PEER).indices) == 0
+
+
+@every_codec
+@pytest.mark.parametrize("budget", [255, 256, 65535, 65536])
+def test_counts_take_the_bytes_that_the_largest_budget_needs(codec, budget):
+    lengths, budgets = ints([budget, 9]), ints([budget, 2])
+    entries = random_blocks(lengths, budgets, 1)
+    frame = codec.pack(codec.code(entries), lengths, budgets)
+    assert_same(codec.unpack(frame, entries.ids, lengths, budgets, PEER), codec.code(entries))
+
+
+def test_a_frame_without_values_holds_indices_and_zeros():
+    entries = random_blocks([100, 0, 50], [10, 0, 5], 2)
+    lengths, budgets = ints([100, 0, 50]), ints([10, 0, 5])
+    frame = Codec("none").pack(Codec("none").code(entries), lengths, budgets)
+    assert frame.numel() + 2 * 15 == Codec("bf16").pack(Codec("bf16").code(entries), lengths, budgets).numel()
+    found = Codec("none").unpack(frame, entries.ids, lengths, budgets, PEER).decode()
+    assert torch.equal(found.indices, entries.indices)
+    assert found.values.tolist() == [0] * 15
+
+
+# --- poisoned frames ---------------------------------------------------------------------------------------------
+
+
+@every_codec
+def test_a_poisoned_frame_says_so_and_fits(codec):
+    lengths, budgets = ints([100, 7]), ints([10, 1])
+    empty = codec.code(SparseBlocks.empty(np.arange(2), torch.device("cpu")))
+    frame = codec.pack(empty, lengths, budgets, poisoned=True)
+    assert frame.numel() <= codec.capacity(lengths, budgets)
+    assert codec.unpack(frame, np.arange(2), lengths, budgets, PEER) is None
+    full = torch.cat([frame, torch.full((codec.capacity(lengths, budgets) - frame.numel(),), 255, dtype=torch.uint8)])
+    assert codec.unpack(full, np.arange(2), lengths, budgets, PEER) is None
+
+
+def test_a_poisoned_frame_of_another_version_is_still_refused():
+    frame = Codec().pack(Codec().code(random_blocks([9], [0], 0)), ints([9]), ints([1]), poisoned=True)
+    frame[0] += 1
+    with pytest.raises(ProtocolError):
+        Codec().unpack(frame, np.arange(1), ints([9]), ints([1]), PEER)
+
+
+# --- distrust ----------------------------------------------------------------------------------------------------
+
+
+def check_distrust(codec, frame, lengths, budgets):
+    """A frame is either refused with the peer's rank, or decodes to something that is safe to apply."""
+    ids = np.arange(len(lengths))
+    try:
+        found = codec.unpack(frame, ids, lengths, budgets, PEER)
+    except ProtocolError as error:
+        assert error.peer == PEER
+        assert f"rank {PEER} " in str(error)
+        return
+    if found is None:
+        return
+    assert (found.counts <= np.minimum(budgets, lengths)).all() and (found.counts >= 0).all()
+    entries = found.decode()
+    assert torch.isfinite(entries.values).all()
+    assert entries.values.numel() == entries.indices.numel() == found.counts.sum()
+    assert entries.indices.dtype == torch.int32
+    for block, length in zip(entries.indices.split(found.counts.tolist()), lengths, strict=True):
+        steps = np.diff(block.numpy().astype(np.int64), prepend=-1)
+        assert (steps > 0).all()
+        assert not block.numel() or block[-1] < length
+
+
+@every_codec
+@given(
+    shape=shapes(),
+    seed=seeds,
+    changes=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=6),
+    cut=st.none() | st.integers(0, 2**16),
+    extra=st.binary(max_size=30),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_damaged_frame_is_refused_or_harmless(codec, shape, seed, changes, cut, extra):
+    """Bytes overwritten, the end cut off, bytes appended."""
+    lengths, budgets, counts = shape
+    frame = codec.pack(codec.code(random_blocks(lengths, counts, seed)), lengths, budgets).numpy().copy()
+    for place, byte in changes:
+        frame[place % len(frame)] = byte
+    if cut is not None:
+        frame = frame[: cut % len(frame)]
+    check_distrust(codec, torch.from_numpy(np.append(frame, np.frombuffer(extra, np.uint8))), lengths, budgets)
+
+
+@every_codec
+@given(shape=shapes(), body=st.binary(max_size=200), honest=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_random_bytes_are_refused_or_harmless(codec, shape, body, honest):
+    """Also behind a header that looks right."""
+    lengths, budgets, _ = shape
+    if honest:
+        body = struct.pack("<BBHI", VERSION, codec._flags, len(lengths), HEADER + len(body)) + body
+    check_distrust(codec, torch.from_numpy(np.frombuffer(body, np.uint8).copy()), lengths, budgets)
+
+
+def refusal(codec, frame, lengths, budgets):
+    with pytest.raises(ProtocolError, match=f"^rank {PEER} sent ") as caught:
+        codec.unpack(frame, np.arange(len(lengths)), ints(lengths), ints(budgets), PEER)
+    assert caught.value.peer == PEER
+    return str(caught.value)
+
+
+@every_codec
+def test_each_mistake_has_its_own_sentence(codec):
+    lengths, budgets = [100, 50], [10, 5]
+    good = codec.pack(codec.code(random_blocks(lengths, budgets, 0)), ints(lengths), ints(budgets))
+
+    def damaged(place, byte):
+        frame = good.clone()
+        frame[place] = byte
+        return frame
+
+    assert "fewer than a header" in refusal(codec, good[:7], lengths, budgets)
+    assert "wire version 9" in refusal(codec, damaged(0, 9), lengths, budgets)
+    other_values = int(good[1]) ^ 1
+    assert "another value or index format" in refusal(codec, damaged(1, other_values), lengths, budgets)
+    assert "another value or index format" in refusal(codec, damaged(1, int(good[1]) | 64), lengths, budgets)
+    assert "3 blocks instead of 2" in refusal(codec, damaged(2, 3), lengths, budgets)
+    assert "more entries than a block may have" in refusal(codec, damaged(HEADER, 11), lengths, budgets)
+    assert f"in {good.numel() - 1}" in refusal(codec, good[:-1], lengths, budgets)
+    # The last byte is missing, and the header knows it: too few bits, or too few bytes.
+    assert "indices" in refusal(codec, damaged(4, good.numel() - 1)[:-1], lengths, budgets)
+
+
+@pytest.mark.parametrize("values", FORMATS)
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_value_that_is_not_finite_is_refused(values, bad):
+    """An honest sender poisons the frame instead."""
+    codec = Codec(values)
+    entries = random_blocks([100], [5], 0)
+    entries.values[2] = bad
+    frame = codec.pack(codec.code(entries), ints([100]), ints([5]))
+    assert "not finite" in refusal(codec, frame, [100], [5])
+
+
+@pytest.mark.parametrize("scale", [3e38, -3e38, 1e37, np.inf, np.nan])
+def test_a_scale_that_makes_finite_codes_infinite_is_refused(scale):
+    codec = Codec("int8", "rice")
+    coded = codec.code(random_blocks([100], [5], 0))
+    coded.codes[0] = -128
+    coded.scales[0] = scale
+    assert "not finite" in refusal(codec, codec.pack(coded, ints([100]), ints([5])), [100], [5])
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [1, 1],
+        [2, 1],
+        [-1, 3],
+        [0, 9],
+        [0, 2**31 - 1],
+        [0, 2**31 - 1, -(2**31), -1, 5],
+    ],
+    ids=["twice", "descending", "negative", "past the end", "far past the end", "wrapping round in 32 bits"],
+)
+def test_raw_indices_that_do_not_ascend_within_their_block_are_refused(indices):
+    codec = Codec("fp32", "raw")
+    count = len(indices)
+    entries = SparseBlocks(np.arange(1), ints([count]), torch.tensor(indices, dtype=torch.int32), torch.ones(count))
+    frame = codec.pack(codec.code(entries), ints([9]), ints([5]))
+    assert "out of order or outside" in refusal(codec, frame, [9], [5])
+
+
+def test_an_index_that_leaves_its_block_is_refused():
+    codec = Codec("fp32", "rice")
+    frame = codec.pack(codec.code(random_blocks([64], [4], 0, "last")), ints([64]), ints([4]))
+    assert len(codec.unpack(frame, np.arange(1), ints([64]), ints([4]), PEER).indices) == 4
+    assert "leave their block" in refusal(codec, frame, [63], [4])
