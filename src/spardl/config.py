@@ -15,10 +15,22 @@ Residuals = Literal["carry", "return", "partial", "local"]
 Values = Literal["fp32", "bf16", "fp16", "int8"]
 Indices = Literal["rice", "raw"]
 Selection = Literal["lazy", "eager"]
+Rebalance = Literal["prefix", "neighbour"]
+Threshold = Literal["quantile", "published"]
+
+LONGEST_TIMEOUT = 31 * 24 * 3600.0
 
 # A method is one file plus one line here.
 METHODS: dict[str, str] = {
     "dense": "spardl.collectives.dense:Dense",
+    "dense-ring": "spardl.collectives.dense:DenseRing",
+    "dense-rhd": "spardl.collectives.dense:DenseHalvingDoubling",
+    "topka": "spardl.collectives.topka:TopkA",
+    "topkdsa": "spardl.collectives.topkdsa:TopkDSA",
+    "gtopk": "spardl.collectives.gtopk:GTopk",
+    "oktopk": "spardl.collectives.oktopk:OkTopk",
+    "exdyna": "spardl.collectives.exdyna:ExDyna",
+    "micro": "spardl.collectives.exdyna:MiCRO",
     "spardl": "spardl.collectives.spardl:SparDL",
 }
 
@@ -64,6 +76,8 @@ class SyncConfig:
     values      format on the wire; the rounding error stays with the sender
     indices     "rice" (close to entropy) or "raw" (int32, for comparison)
     selection   "lazy" cuts a block once, before it is sent; "eager" before and after every addition
+    rebalance   how ExDyna moves its partitions: "prefix" shares, or between "neighbour"s as published
+    threshold   how ExDyna and MiCRO follow their target: "quantile" with trend, or the "published" rule
     groups      "model", "bucket" (as DDP delivers), or the largest number of elements in a group
     dense_below groups with fewer elements than this go dense
     local_clip  clip the norm of each worker's own gradient to this over sqrt(workers), before it is accumulated
@@ -79,6 +93,8 @@ class SyncConfig:
     values: Values = "bf16"
     indices: Indices = "rice"
     selection: Selection = "lazy"
+    rebalance: Rebalance = "prefix"
+    threshold: Threshold = "quantile"
     groups: int | Literal["model", "bucket"] = "model"
     dense_below: int = 1024
     local_clip: float | None = None
@@ -94,6 +110,8 @@ class SyncConfig:
         check_choice("values", self.values, get_args(Values))
         check_choice("indices", self.indices, get_args(Indices))
         check_choice("selection", self.selection, get_args(Selection))
+        check_choice("rebalance", self.rebalance, get_args(Rebalance))
+        check_choice("threshold", self.threshold, get_args(Threshold))
         if isinstance(self.groups, str):
             check_choice("groups", self.groups, ("model", "bucket"), hint="or give the largest number of elements")
         elif self.groups < 1:
@@ -104,8 +122,10 @@ class SyncConfig:
             raise ConfigError(f'teams={self.teams!r} is not a number of teams; give 1 or more, or teams="auto".')
         if self.local_clip is not None and not self.local_clip > 0:
             raise ConfigError(f"local_clip={self.local_clip} would zero every gradient; give a positive norm or None.")
-        if not self.timeout > 0:
-            raise ConfigError(f"timeout={self.timeout} leaves no time to wait; give a number of seconds above 0.")
+        if not 0 < self.timeout <= LONGEST_TIMEOUT:
+            raise ConfigError(
+                f"timeout={self.timeout} is no time to wait; give a number of seconds above 0, at most a month."
+            )
 
     def density_at(self, step: int) -> float:
         return self.density.at(step) if isinstance(self.density, DensitySchedule) else self.density

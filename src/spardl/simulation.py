@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spardl.accumulator import Accumulator
 from spardl.collectives.memory import Memory
-from spardl.collectives.method import method_class
+from spardl.collectives.method import Place, method_class
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
 from spardl.sparse import SparseBlocks
@@ -30,7 +30,7 @@ class SimulatedCluster:
         self.config = config
         self.elements = elements
         self.network = SimulatedNetwork(workers, latency=latency, bandwidth=bandwidth)
-        self.methods = [make(rank, workers, elements, config) for rank in range(workers)]
+        self.methods = [make(Place(rank, workers, elements, config)) for rank in range(workers)]
         codec = Codec(config.values, config.indices)
         self.memories = [
             Memory(Accumulator(method.layout, residuals=config.residuals), codec) for method in self.methods

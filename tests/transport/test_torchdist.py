@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from processes import on_processes
 
+from processes import on_processes
 from spardl.accumulator import Accumulator
 from spardl.collectives.memory import Memory
-from spardl.collectives.method import method_class
+from spardl.collectives.method import Place, method_class
 from spardl.config import SyncConfig
 from spardl.simulation import SimulatedCluster
 from spardl.transport.base import run
@@ -22,7 +22,7 @@ def gradient(rank, step):
 
 def over_gloo(rank, workers, config):
     transport = TorchTransport(timeout=60)
-    method = method_class(config.method)(rank, workers, LENGTH, config)
+    method = method_class(config.method)(Place(rank, workers, LENGTH, config))
     acc = Accumulator(method.layout, residuals=config.residuals)
     memory = Memory(acc, Codec(config.values, config.indices))
     results = []

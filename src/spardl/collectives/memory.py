@@ -23,8 +23,16 @@ class Memory:
         self.entries_sent = 0
         self._kernels = kernels.for_device(acc.device)
 
+    @property
+    def lengths(self) -> Ints:
+        """Of all blocks."""
+        return np.diff(self.acc.starts)
+
     def take_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
         return self.acc.take_largest(ids, budgets)
+
+    def take_largest_of_all(self, budget: int) -> SparseBlocks:
+        return self.acc.take_largest_of_all(budget)
 
     def give_back(self, entries: SparseBlocks) -> None:
         self.acc.give_back(entries)
@@ -32,6 +40,8 @@ class Memory:
     def code(self, entries: SparseBlocks, *, keep_error: bool = True) -> CodedBlocks:
         """Round entries to the wire's format. One rank of those that hold the same entries keeps the error."""
         coded = self.codec.code(entries)
+        if self.codec.values == "none":
+            return coded
         if self.codec.values != "fp32":
             rounded = coded.decode().values
             if not self._kernels.all_finite(rounded):
@@ -43,18 +53,22 @@ class Memory:
             self.acc.poisoned = True
         return self._nothing(entries.ids) if self.acc.poisoned else coded
 
+    def without_values(self) -> "Memory":
+        """The same memory, with frames that carry indices only."""
+        return Memory(self.acc, Codec("none", self.codec.indices))
+
     def pack(self, coded: CodedBlocks, budgets: Ints) -> Tensor:
         if self.acc.poisoned:
             coded = self._nothing(coded.ids)
         self.entries_sent += int(coded.counts.sum())
-        return self.codec.pack(coded, self.acc.layout.lengths[coded.ids], budgets, poisoned=self.acc.poisoned)
+        return self.codec.pack(coded, self.lengths[coded.ids], budgets, poisoned=self.acc.poisoned)
 
     def capacity(self, ids: Ints, budgets: Ints) -> int:
-        return self.codec.capacity(self.acc.layout.lengths[ids], budgets)
+        return self.codec.capacity(self.lengths[ids], budgets)
 
     def unpack(self, frame: Tensor, ids: Ints, budgets: Ints, peer: int) -> CodedBlocks:
         """The blocks `ids` that `peer` sent, checked."""
-        coded = self.codec.unpack(frame, ids, self.acc.layout.lengths[ids], budgets, peer)
+        coded = self.codec.unpack(frame, ids, self.lengths[ids], budgets, peer)
         if coded is None:
             self.acc.poisoned = True
             return self._nothing(ids)
@@ -65,16 +79,36 @@ class Memory:
         indices, values = self._kernels.merge(left.indices, left.values, right.indices, right.values)
         return _single(left.ids, indices, values)
 
+    def sum(self, versions: list[SparseBlocks]) -> SparseBlocks:
+        """The sum of all ranks' versions of a single block, in one fixed order: neighbours, then pairs of pairs."""
+        while len(versions) > 1:
+            pairs = [self.merge(*versions[i : i + 2]) for i in range(0, len(versions) - 1, 2)]
+            versions = pairs + versions[len(versions) & ~1 :]
+        return versions[0]
+
     def cut(self, entries: SparseBlocks, budget: int) -> tuple[SparseBlocks, SparseBlocks]:
         """Split a single block into its `budget` largest entries and the rest."""
         if len(entries) <= budget:
             return entries, SparseBlocks.empty(entries.ids, self.acc.device)
-        keep = self._kernels.keep_largest(entries.values, budget)
-        kept = _single(entries.ids, entries.indices[keep], entries.values[keep])
-        return kept, _single(entries.ids, entries.indices[~keep], entries.values[~keep])
+        return self.part(entries, self.largest(entries.values, budget))
+
+    def largest(self, values: Tensor, budget: int) -> Tensor:
+        """Mask of the `budget` values of largest magnitude, ties to the first."""
+        mask: Tensor = self._kernels.keep_largest(values, budget)
+        return mask
+
+    def part(self, entries: SparseBlocks, mask: Tensor) -> tuple[SparseBlocks, SparseBlocks]:
+        """Entries where `mask` holds, and the others."""
+        return _where(entries, mask), _where(entries, ~mask)
 
     def _nothing(self, ids: Ints) -> CodedBlocks:
         return self.codec.code(SparseBlocks.empty(ids, self.acc.device))
+
+
+def _where(entries: SparseBlocks, mask: Tensor) -> SparseBlocks:
+    marks = np.concatenate(([0], np.cumsum(mask.cpu().numpy())))
+    edges = np.concatenate(([0], np.cumsum(entries.counts)))
+    return SparseBlocks(entries.ids, np.diff(marks[edges]), entries.indices[mask], entries.values[mask])
 
 
 def _single(ids: Ints, indices: Tensor, values: Tensor) -> SparseBlocks:

@@ -1,12 +1,12 @@
 """What every method offers, and the registry that finds it by name."""
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from spardl.blocks import BlockLayout
 from spardl.collectives.memory import Memory
-from spardl.collectives.program import Program
+from spardl.collectives.program import Program, Team
 from spardl.config import METHODS, SyncConfig, check_choice
 from spardl.sparse import SparseBlocks
 
@@ -20,13 +20,33 @@ class About:
     entries: str
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a method works: this rank among the workers, and the vector that it synchronises.
+
+    `sizes` are those of the tensors that make up the vector; `common` is shared by all groups of one model.
+    """
+
+    rank: int
+    workers: int
+    length: int
+    config: SyncConfig
+    sizes: tuple[int, ...] = ()
+    common: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def team(self) -> Team:
+        """All workers, seen from this one."""
+        return Team(tuple(range(self.workers)), self.rank)
+
+
 class Method(Protocol):
-    """One group's synchronisation. Built on every rank with the same arguments, apart from its rank."""
+    """One group's synchronisation. Built on every rank for the same place, apart from the rank."""
 
     about: ClassVar[About]
     layout: BlockLayout
 
-    def __init__(self, rank: int, workers: int, length: int, config: SyncConfig) -> None: ...
+    def __init__(self, place: Place) -> None: ...
 
     def synchronize(self, memory: Memory, density: float) -> Program[SparseBlocks | None]:
         """Sum the accumulators of all ranks. Returns the agreed sum; None if it is dense, in the accumulator."""
@@ -45,6 +65,6 @@ def method_class(name: str) -> type[Method]:
     return found
 
 
-def block_layout(config: SyncConfig, length: int, count: int) -> BlockLayout:
-    make = BlockLayout.interleaved if config.blocks == "interleaved" else BlockLayout.contiguous
-    return make(length, count)
+def block_layout(place: Place, count: int) -> BlockLayout:
+    make = BlockLayout.interleaved if place.config.blocks == "interleaved" else BlockLayout.contiguous
+    return make(place.length, count)

@@ -15,7 +15,7 @@ import numpy as np
 
 from spardl.collectives.memory import Memory
 from spardl.collectives.program import Program, Team
-from spardl.sparse import Ints, SparseBlocks
+from spardl.sparse import Ints, SparseBlocks, split
 from spardl.wire.frame import CodedBlocks
 
 
@@ -64,13 +64,3 @@ def _exchange(
     capacity = memory.capacity(arriving, budgets[arriving])
     (received,) = yield team.exchange(frame, to=gap, source=-gap, capacity=capacity, name="spar_reduce_scatter")
     return memory.unpack(received, arriving, budgets[arriving], team.member(-gap))
-
-
-def split(entries: SparseBlocks) -> list[SparseBlocks]:
-    """One piece per block."""
-    sizes = entries.counts.tolist()
-    pieces = zip(entries.indices.split(sizes), entries.values.split(sizes), strict=True)
-    return [
-        SparseBlocks(entries.ids[i : i + 1], entries.counts[i : i + 1], indices, values)
-        for i, (indices, values) in enumerate(pieces)
-    ]

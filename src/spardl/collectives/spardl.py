@@ -14,11 +14,10 @@ import numpy as np
 
 from spardl.collectives.all_gather import bruck_all_gather
 from spardl.collectives.memory import Memory
-from spardl.collectives.method import About, block_layout
+from spardl.collectives.method import About, Place, block_layout
 from spardl.collectives.program import Program, Team
 from spardl.collectives.reduce_scatter import eager_reduce_scatter, spar_reduce_scatter
 from spardl.collectives.team_gather import TopController, bruck_team_gather, recursive_team_gather
-from spardl.config import SyncConfig
 from spardl.sparse import SparseBlocks
 from spardl.wire.frame import CodedBlocks
 
@@ -32,14 +31,15 @@ class SparDL:
         entries="2k (P-d)/P + (k d log2 d)/P with R-SAG; 2k (P-1)/P for d = 1",
     )
 
-    def __init__(self, rank: int, workers: int, length: int, config: SyncConfig) -> None:
-        teams = config.resolved_teams(workers)
-        size = workers // teams
-        team, position = divmod(rank, size)
+    def __init__(self, place: Place) -> None:
+        config = place.config
+        teams = config.resolved_teams(place.workers)
+        size = place.workers // teams
+        team, position = divmod(place.rank, size)
         self.team = Team(tuple(range(team * size, (team + 1) * size)), position)
-        self.teams = Team(tuple(range(position, workers, size)), team)
-        self.layout = block_layout(config, length, size)
-        self.gather = config.resolved_gather(workers)
+        self.teams = Team(tuple(range(position, place.workers, size)), team)
+        self.layout = block_layout(place, size)
+        self.gather = config.resolved_gather(place.workers)
         self.reduce_scatter = spar_reduce_scatter if config.selection == "lazy" else eager_reduce_scatter
         self.top = TopController(teams, int(self.layout.lengths[position]))
 

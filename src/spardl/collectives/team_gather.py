@@ -73,7 +73,7 @@ class TopController:
 
     Starts at budget / d, where the union always fits; two good moves in a row double the stride, overshooting turns it
     round at half the speed. The released code froze for small blocks and had no ceiling; here a stride is at least one
-    and h stays in [budget / d, budget]. Where the budget is the whole block, no union can exceed it, and h is all of it.
+    and h stays in [budget / d, budget]. Where the budget is the whole block, no union exceeds it, and h is all of it.
     """
 
     teams: int

@@ -33,6 +33,8 @@ SIZES = (1, 2, 4)
 ENTRIES_PER_BLOCK = 8
 SIMULATED_ELEMENTS = 1 << 18
 
+SETTLING = 4  # steps before a simulated exchange is timed, and as many that are
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
@@ -133,17 +135,19 @@ def exchange_cost(config: SyncConfig, workers: int, *, latency: float, bandwidth
 
 
 def _simulated_seconds(config: SyncConfig, workers: int, elements: int, latency: float, bandwidth: float) -> float:
-    """A step's exchange of random gradients. Not the first step's, in which some methods set themselves up."""
+    """A step's exchange of random gradients, once the method has settled: some set themselves up, some steer."""
     import torch  # planning itself does without
 
     from spardl.simulation import SimulatedCluster
 
     cluster = SimulatedCluster(workers, elements, config, latency=latency, bandwidth=bandwidth)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(2):
-        before = cluster.network.time
+    settled = 0.0
+    for step in range(2 * SETTLING):
+        if step == SETTLING:
+            settled = cluster.network.time
         cluster.step([torch.randn(elements, generator=generator) ** 3 for _ in range(workers)])
-    return cluster.network.time - before
+    return (cluster.network.time - settled) / SETTLING
 
 
 def exchange_at(

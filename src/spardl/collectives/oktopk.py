@@ -1,0 +1,124 @@
+"""Ok-Topk: thresholds that are reused, regions that follow the data, and a result of about k entries.
+
+Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning", PPoPP 2022. Every `PERIOD` steps the
+exact k-th magnitudes, local and global, become the thresholds; in between, they are nudged so that counts stay near k.
+Every `REPARTITION` steps the regions are redrawn so that each owner receives as many entries. Values travel straight
+to their region's owner, so what it does not pass on is all there is of that coordinate: nothing is lost.
+The released code searches an unsorted list here and casts indices to float32; both lose entries.
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from spardl.blocks import BlockLayout, entries
+from spardl.collectives.all_gather import bruck_all_gather
+from spardl.collectives.memory import Memory
+from spardl.collectives.method import About, Place
+from spardl.collectives.numbers import all_gather_numbers
+from spardl.collectives.owners import send_to_owners
+from spardl.collectives.program import Program
+from spardl.sparse import SparseBlocks, split
+from spardl.wire.frame import CodedBlocks
+
+PERIOD = 32
+REPARTITION = 64
+CORRECTIONS = 5
+LIMIT = 2  # times k: what a worker sends at the most, however wrong its threshold is
+
+
+class OkTopk:
+    """2 + 2 ceil(log2 P) rounds; about 2k (P-1)/P entries when regions are balanced, up to 6k (P-1)/P."""
+
+    about: ClassVar[About] = About(
+        "Li and Hoefler, PPoPP 2022", "1 (of P-1 messages) + 2 ceil(log2 P)", "2k (P-1)/P to 6k (P-1)/P"
+    )
+
+    def __init__(self, place: Place) -> None:
+        self.team = place.team
+        self.layout = BlockLayout.contiguous(place.length, 1)
+        self.bounds = np.arange(place.workers + 1) * place.length // place.workers
+        self.step = 0
+        self.local = 0.0
+        self.overall = 0.0
+
+    def synchronize(self, memory: Memory, density: float) -> Program[SparseBlocks]:
+        k = entries(density, self.layout.length)
+        exact = self.step % PERIOD == 0
+        memory.acc.repartition(self.bounds)
+        mine = self._select(memory, k, exact)
+        if self.step % REPARTITION == 0:
+            before = self.bounds
+            yield from self._repartition(memory, mine)
+            mine = memory.acc.in_present_blocks(mine, before)
+        lengths = np.diff(self.bounds)
+        versions = yield from send_to_owners(self.team, memory, memory.code(mine), np.minimum(LIMIT * k, lengths))
+        result = yield from self._gather(memory, memory.sum(versions), k, exact)
+        if not memory.acc.poisoned:
+            self._learn(k, len(mine), len(result), exact)
+        return result
+
+    def _select(self, memory: Memory, k: int, exact: bool) -> SparseBlocks:
+        """What this worker offers: its k largest entries, or those above the threshold that it reuses."""
+        if exact:
+            taken = memory.take_largest_of_all(k)
+            self.local = float(taken.values.abs().min()) if len(taken) else 0.0
+            return taken
+        for _ in range(CORRECTIONS):
+            if memory.acc.count_above(self.local) <= 4 * k / 3:
+                break
+            self.local *= 1.03
+        return memory.acc.take_above_of_all(self.local, LIMIT * k)
+
+    def _repartition(self, memory: Memory, mine: SparseBlocks) -> Program[None]:
+        """Boundaries that would share out this worker's entries evenly, averaged over workers."""
+        positions = memory.acc.positions(mine).cpu().numpy()
+        cuts = np.arange(1, self.team.size) * len(positions) // self.team.size
+        wanted = positions[cuts] if len(positions) else self.bounds[1:-1]
+        everyone = yield from all_gather_numbers(self.team, wanted, "boundaries")
+        self.bounds = np.concatenate(([0], everyone.sum(0) // self.team.size, [self.layout.length])).astype(np.int64)
+        memory.acc.repartition(self.bounds)
+
+    def _gather(self, memory: Memory, total: SparseBlocks, k: int, exact: bool) -> Program[SparseBlocks]:
+        """Share what each owner passes on: all of it when the threshold is to be found, what exceeds it otherwise."""
+        kept = total
+        if not exact:
+            large = total.values.abs() >= self.overall
+            kept, dropped = memory.part(total, large)
+            memory.give_back(dropped)
+        coded = memory.code(kept)
+        counts = (yield from all_gather_numbers(self.team, [len(kept)], "counts"))[:, 0]
+        limits = np.minimum(np.maximum(counts, 0), np.diff(self.bounds))
+        pieces = yield from bruck_all_gather(self.team, memory, coded, np.arange(self.team.size), limits)
+        union = CodedBlocks.join(pieces).decode()
+        if exact:
+            union = self._cut(memory, union, k)
+        return union
+
+    def _cut(self, memory: Memory, union: SparseBlocks, k: int) -> SparseBlocks:
+        """The k largest of all regions; each owner keeps what its own region loses."""
+        keep = memory.largest(union.values, k)
+        kept, dropped = memory.part(union, keep)
+        self.overall = float(kept.values.abs().min()) if len(kept) else 0.0
+        memory.give_back(split(dropped)[self.team.position])
+        return kept
+
+    def _learn(self, k: int, offered: int, agreed: int, exact: bool) -> None:
+        self.step += 1
+        if offered < 2 * k / 3:
+            self.local /= 1.012
+        elif offered > 5 * k / 4:
+            self.local *= 1.012
+        if exact:
+            return
+        if agreed < 2 * k / 3:
+            self.overall /= 1.008
+        elif agreed > 4 * k / 3:
+            self.overall *= 1.008
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "local": self.local, "overall": self.overall, "bounds": self.bounds.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.local, self.overall = state["step"], state["local"], state["overall"]
+        self.bounds = np.asarray(state["bounds"], np.int64)

@@ -1,0 +1,93 @@
+"""Who selects where: contiguous partitions of a vector in whole blocks, moved so that all select as many entries."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spardl.sparse import Ints
+
+BLOCKS = 1024
+ALIGNMENT = 32
+EVERY = 16  # steps between two prefix rebalancings
+MEMORY = 0.9  # of the histogram, from step to step
+TOLERANCE = 1.05
+
+
+class Partition:
+    """`workers` partitions in natural order. Every rank computes the same one from the same counts; nothing is sent.
+
+    rebalance: "none" (MiCRO), "neighbour" (ExDyna as published: a block a step across a boundary) or "prefix" (equal
+    shares of a decayed histogram of where entries were selected; it does not get stuck between two full neighbours).
+    """
+
+    def __init__(self, length: int, workers: int, rebalance: str) -> None:
+        self.length = length
+        self.workers = workers
+        self.rebalance = rebalance
+        size = length // BLOCKS
+        self.block = max(1, size // ALIGNMENT * ALIGNMENT if size >= ALIGNMENT else size)
+        self.blocks = max(1, length // self.block)
+        self.least = max(1, self.blocks // (4 * workers)) if self.blocks >= workers else 0
+        self.edges = np.arange(workers + 1) * self.blocks // workers
+        self.histogram = np.zeros(self.blocks)
+        self.steps = 0
+
+    @property
+    def starts(self) -> Ints:
+        """Boundaries in elements. The remainder that fills no block belongs to the last partition."""
+        starts = self.edges * self.block
+        starts[-1] = self.length
+        return starts
+
+    def learn(self, counts: Ints, positions: Ints) -> None:
+        """Take in how many entries each partition gave and where, and move the boundaries for the next step."""
+        self.steps += 1
+        step: dict[str, Callable[[], None]] = {
+            "none": lambda: None,
+            "neighbour": lambda: self._to_neighbours(counts),
+            "prefix": lambda: self._by_prefix(positions),
+        }
+        step[self.rebalance]()
+
+    def _to_neighbours(self, counts: Ints) -> None:
+        """One sweep: a block moves from a partition above the mean to a neighbour below it."""
+        total = int(counts.sum())
+        if not total:
+            return
+        load = counts.astype(float)
+        mean, per_block = total / self.workers, total * self.block / self.length
+        for left in range(self.workers - 1):
+            right = left + 1
+            if load[left] > TOLERANCE * mean and load[right] * TOLERANCE < mean:
+                giver, taker, shift = left, right, -1
+            elif load[left] * TOLERANCE < mean and load[right] > TOLERANCE * mean:
+                giver, taker, shift = right, left, 1
+            else:
+                continue
+            if self.edges[giver + 1] - self.edges[giver] - 1 < self.least:
+                continue
+            self.edges[right] += shift
+            load[giver] -= per_block
+            load[taker] += per_block
+
+    def _by_prefix(self, positions: Ints) -> None:
+        blocks = np.minimum(positions // self.block, self.blocks - 1)
+        self.histogram = MEMORY * self.histogram + np.bincount(blocks, minlength=self.blocks)
+        if self.steps % EVERY or self.blocks < self.workers:
+            return
+        summed = np.cumsum(self.histogram)
+        shares = summed[-1] * np.arange(1, self.workers) / self.workers
+        inner = np.searchsorted(summed, shares) + 1
+        lowest = np.arange(1, self.workers)
+        inner = np.maximum.accumulate(inner - lowest) + lowest  # at least a block each
+        inner = np.minimum(inner, self.blocks - lowest[::-1])
+        self.edges = np.concatenate(([0], inner, [self.blocks])).astype(np.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"edges": self.edges.tolist(), "histogram": self.histogram.tolist(), "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.edges = np.asarray(state["edges"], np.int64)
+        self.histogram = np.asarray(state["histogram"], float)
+        self.steps = state["steps"]
