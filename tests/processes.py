@@ -1,9 +1,12 @@
 """Run a function on several real processes over gloo, and get back what each returned."""
 
 import contextlib
+import functools
+import importlib
 import os
 import socket
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from spardl import kernels
+
+
+def on_processes(
+    workers: int, function: Callable[..., Any], *arguments: Any, expect: str = "returned", timeout: float = 100.0
+) -> list[Any]:
+    """`function(rank, workers, *arguments)` on each rank; what each returned, in rank order.
+
+    A rank that raised or died fails the test. With expect="any", each rank gives a pair instead: ("returned", value),
+    ("raised", text) or ("died", None).
+    """
+    _import_once()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        started = mp.start_processes(
+            _enter, (workers, port, function, arguments, folder), nprocs=workers, join=False, start_method="fork"
+        )
+        _join(started, timeout)
+        outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(workers)]
+    if expect == "any":
+        return outcomes
+    for rank, (kind, value) in enumerate(outcomes):
+        assert kind == "returned", f"rank {rank} {kind}: {value}"
+    return [value for _, value in outcomes]
 
 
 def _enter(
@@ -30,16 +60,26 @@ def _enter(
             dist.destroy_process_group()
 
 
-def on_processes(workers: int, function: Callable[..., Any], *arguments: Any, expect: str = "returned") -> list[Any]:
-    """`function(rank, workers, *arguments)` on each rank. A rank that raised fails the test, unless expect="any"."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_enter, (workers, port, function, arguments, folder), nprocs=workers, start_method="fork")
-        outcomes = [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(workers)]
-    if expect == "any":
-        return outcomes
-    for rank, (kind, value) in enumerate(outcomes):
-        assert kind == "returned", f"rank {rank}: {value}"
-    return [value for _, value in outcomes]
+def _outcome(path: Path) -> tuple[str, Any]:
+    return torch.load(path, weights_only=False) if path.exists() else ("died", None)
+
+
+def _join(started: Any, timeout: float) -> None:
+    """Wait for all of them, and leave none behind."""
+    deadline = time.monotonic() + timeout
+    try:
+        while not started.join(timeout=max(0.0, deadline - time.monotonic())):
+            assert time.monotonic() < deadline, f"the processes were not done after {timeout:g} s"
+    finally:
+        for process in started.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+@functools.cache
+def _import_once() -> None:
+    """What every process would import for itself is imported before they part: wrapping a model in DDP alone takes
+    seconds, for the compiler that it brings in."""
+    importlib.import_module("torch._dynamo")
+    kernels.for_device(torch.device("cpu"))

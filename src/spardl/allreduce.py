@@ -1,5 +1,6 @@
 """Sparse all-reduce of one flat tensor, without DDP."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -8,10 +9,19 @@ from torch import Tensor
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
 from spardl.metrics import GroupStats
-from spardl.sync import Member, Part, Synchronizer
+from spardl.sync import Member, Part, Synchronizer, check_agreement, configure
 from spardl.transport.torchdist import Group, TorchTransport
 
-_synchronizers: dict[str, Synchronizer] = {}
+
+@dataclass(frozen=True)
+class _Kept:
+    """One name's synchronizer, and the process group in whose lifetime it was made."""
+
+    sync: Synchronizer
+    world: object
+
+
+_kept: dict[str, _Kept] = {}
 
 
 def all_reduce(
@@ -20,18 +30,18 @@ def all_reduce(
     """Average `tensor` over all ranks, in place, sending only its largest entries. Collective; returns `tensor`.
 
     What is not sent now is kept under `name` and joins the next call with that name, so use one name for each vector
-    that you synchronise again and again. The first call with a name fixes its length, group and settings.
+    that you synchronise again and again. The first call with a name fixes its length, group and settings, until
+    `forget` or the end of the process group. A value that is not finite on any rank makes all of them NaN everywhere.
     """
     if not tensor.is_contiguous():
         raise ConfigError("all_reduce works in place on contiguous tensors; call .contiguous() first.")
-    sync = _synchronizers.get(name)
+    if not tensor.is_floating_point():
+        raise ConfigError(f"all_reduce averages floating-point tensors, not {tensor.dtype}; convert it first.")
+    sync = _find(name)
     if sync is None:
-        chosen = config if config is not None else SyncConfig(**settings)
-        chosen.resolved_gather(dist.get_world_size())
-        transport = TorchTransport(group, timeout=chosen.timeout, device=tensor.device)
-        sync = Synchronizer(chosen, transport, device=tensor.device)
-        sync.regroup([[Member(name, tensor.numel())]])
-        _synchronizers[name] = sync
+        sync = _make(tensor, name, group, configure(config, settings))
+    elif (config or settings) and configure(config, settings) != sync.config:
+        raise ConfigError(f"{name!r} was first synchronised with other settings; forget it first, or use another name.")
     (only,) = sync.groups
     if only.stats.elements != tensor.numel():
         raise ConfigError(
@@ -46,11 +56,28 @@ def all_reduce(
 
 def stats_of(name: str = "default") -> GroupStats:
     """What the calls with this name have cost on this rank so far."""
-    if name not in _synchronizers:
+    sync = _find(name)
+    if sync is None:
         raise ConfigError(f"nothing was synchronised under the name {name!r} yet.")
-    return _synchronizers[name].stats().total
+    return sync.stats().total
 
 
 def forget(name: str = "default") -> None:
     """Drop what is kept under this name."""
-    _synchronizers.pop(name, None)
+    _kept.pop(name, None)
+
+
+def _find(name: str) -> Synchronizer | None:
+    kept = _kept.get(name)
+    return kept.sync if kept is not None and kept.world is dist.group.WORLD else None
+
+
+def _make(tensor: Tensor, name: str, group: Group, config: SyncConfig) -> Synchronizer:
+    transport = TorchTransport(group, timeout=config.timeout, device=tensor.device)
+    config.resolved_gather(transport.workers)  # teams that cannot work are refused here
+    facts = {**config.to_dict(), "name": name, "elements": tensor.numel(), "dtype": str(tensor.dtype)}
+    check_agreement(facts, transport.gather_texts, "this all_reduce")
+    sync = Synchronizer(config, transport, device=tensor.device)
+    sync.regroup([[Member(name, tensor.numel())]])
+    _kept[name] = _Kept(sync, dist.group.WORLD)
+    return sync

@@ -4,9 +4,10 @@ State is keyed by parameter name. A *group* is a run of tensors that is synchron
 one method. A step runs its groups one after the other, and then commits all of them or rolls all of them back.
 """
 
+import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +16,16 @@ from torch import Tensor
 
 from spardl import kernels
 from spardl.accumulator import Accumulator, Momentum
+from spardl.collectives.dense import Dense
 from spardl.collectives.memory import Memory
-from spardl.collectives.method import Method, method_class
+from spardl.collectives.method import Method, Place, method_class
 from spardl.collectives.program import AllReduce
-from spardl.config import SyncConfig
+from spardl.config import SyncConfig, check_choice
 from spardl.errors import ConfigError, ConfigMismatch
 from spardl.metrics import GroupStats, SyncStats
 from spardl.sparse import SparseBlocks
 from spardl.transport.base import Transport, run
+from spardl.version import __version__
 from spardl.wire.frame import Codec
 
 
@@ -38,7 +41,7 @@ class Member:
 class Part:
     """One member's gradient in one step: a flat tensor in memory order, which receives the averaged result.
 
-    `unused` says that this rank's backward did not reach it: its residual waits, lest it be sent where DDP drops it.
+    `unused` says that no rank's backward reached it: its residual waits, lest it be sent where DDP drops it.
     """
 
     name: str
@@ -57,11 +60,12 @@ class _Saved:
 
 @dataclass(slots=True)
 class _Outcome:
-    """A group's step between its exchange and its commit."""
+    """A group's step between its exchange and its commit. `averages` are positions and values per part; dense: None."""
 
     parts: Sequence[Part]
     buffers: list[Tensor]
-    result: SparseBlocks | None
+    controller: dict[str, Any]
+    averages: list[tuple[Tensor, Tensor]] | None = None
 
 
 @dataclass
@@ -97,6 +101,7 @@ class Synchronizer:
         self._device = torch.device(device)
         self._kernels = kernels.for_device(self._device)
         self._loose: dict[str, _Saved] = {}
+        self._common: dict[str, Any] = {}
         self._scale = 1.0
 
     # --- groups ---------------------------------------------------------------------------------------------------
@@ -120,24 +125,21 @@ class Synchronizer:
         return group
 
     def _form(self, members: Sequence[Member]) -> Group:
-        length = sum(member.elements for member in members)
-        rank, workers = self.transport.rank, self.transport.workers
-        dense = workers == 1 or length < self.config.dense_below
-        name = "dense" if dense else self.config.method
-        method = method_class(name)(rank, workers, length, self.config)
-        dense_method = method_class("dense")(rank, workers, length, self.config)
+        sizes = tuple(member.elements for member in members)
+        length, workers = sum(sizes), self.transport.workers
+        place = Place(self.transport.rank, workers, length, self.config, sizes, self._common)
+        name = "dense" if workers == 1 or length < self.config.dense_below else self.config.method
+        method = method_class(name)(place)
+        dense_method = method if isinstance(method, Dense) else Dense(place)
         acc = Accumulator(method.layout, residuals=self.config.residuals, momentum=self._momentum, device=self._device)
         title = members[0].name if len(members) == 1 else f"{members[0].name} .. {members[-1].name}"
-        stats = GroupStats(title, length, dense=name == "dense")
+        stats = GroupStats(title, length, dense=method is dense_method)
         group = Group(members, method, dense_method, Memory(acc, Codec(self.config.values, self.config.indices)), stats)
         offset = 0
         for member in members:
             group.offsets[member.name] = offset
-            saved = self._loose.pop(member.name, None)
-            if saved is not None:
-                acc.write(offset, saved.residual)
-                if saved.velocity is not None and acc.velocity is not None:
-                    acc.write_velocity(offset, saved.velocity)
+            if member.name in self._loose:
+                self._restore(group, member.name, self._loose.pop(member.name))
             offset += member.elements
         return group
 
@@ -161,6 +163,7 @@ class Synchronizer:
 
     def begin(self, *, scale: float = 1.0) -> None:
         """Start a step. `scale` is the loss scale that gradients carry; residuals are kept without it."""
+        assert all(group.outcome is None for group in self.groups), "a step ends with finish() or abandon()"
         self._scale = scale
         self.poisoned = False
 
@@ -170,90 +173,117 @@ class Synchronizer:
         sent = group.memory.entries_sent
         try:
             self._exchange(group, parts)
-        except BaseException:
+        except BaseException as error:
+            error.add_note(f"while synchronising the group {group.stats.name}")
             self.abandon()
             raise
         group.stats.entries_sent += group.memory.entries_sent - sent
         group.stats.observe(before, self.transport.traffic, time.perf_counter() - started)
 
     def _exchange(self, group: Group, parts: Sequence[Part]) -> None:
-        acc = group.memory.acc
+        acc, offsets = group.memory.acc, group.offsets
         density = self.config.density_at(self.steps)
         dense = group.stats.dense or density >= 1.0
         buffers = [_as_float(part.gradient) for part in parts]
-        group.outcome = _Outcome(parts, buffers, None)
+        outcome = group.outcome = _Outcome(parts, buffers, group.method.state_dict())
         clip = self._clip(buffers)
         acc.poisoned = not all(self._kernels.all_finite(buffer) for buffer in buffers)
         if dense or not acc.poisoned:
             for part, buffer in zip(parts, buffers, strict=True):
                 if part.unused:
-                    acc.hold(group.offsets[part.name], buffer)
+                    acc.hold(offsets[part.name], buffer)
                 else:
-                    acc.add(group.offsets[part.name], buffer, clip / self._scale, part.momentum)
-        method = group.dense_method if dense else group.method
+                    acc.add(offsets[part.name], buffer, clip / self._scale, part.momentum)
         if dense and acc.poisoned:
             acc.values.fill_(torch.nan)
-        group.outcome.result = run(method.synchronize(group.memory, density), self.transport)
+        method = group.dense_method if dense else group.method
+        result = run(method.synchronize(group.memory, density), self.transport)
         if dense:
-            acc.poisoned = not self._kernels.all_finite(acc.values)
+            acc.poisoned = not (self._kernels.all_finite(acc.values) and self._fits(group, parts))
+            # What a ring sends, so that 32 bits per entry come out beside the sparse methods' figures.
+            workers = self.transport.workers
+            group.stats.entries_sent += 2 * group.stats.elements * (workers - 1) // workers
         elif not acc.poisoned:
-            assert group.outcome.result is not None
-            acc.settle(group.outcome.result)
+            assert result is not None
+            acc.settle(result)
+            outcome.averages = self._averages(group, parts, result)
+            acc.poisoned = not all(bool(torch.isfinite(values).all()) for _, values in outcome.averages)
         self.poisoned |= acc.poisoned
+
+    def _averages(self, group: Group, parts: Sequence[Part], result: SparseBlocks) -> list[tuple[Tensor, Tensor]]:
+        """Positions and values to write, per part. Values may overflow where gradients have 16 bits."""
+        positions, values = group.memory.acc.natural(result)
+        values = values * self._factor
+        firsts = [group.offsets[part.name] for part in parts]
+        stops = [first + part.gradient.numel() for first, part in zip(firsts, parts, strict=True)]
+        edges = torch.searchsorted(positions, torch.tensor([*firsts, *stops], device=positions.device)).tolist()
+        cuts = zip(parts, firsts, edges[: len(parts)], edges[len(parts) :], strict=True)
+        return [(positions[i:j] - first, values[i:j].to(part.gradient.dtype)) for part, first, i, j in cuts]
+
+    def _fits(self, group: Group, parts: Sequence[Part]) -> bool:
+        """Whether the dense averages stay finite in gradients that have fewer bits than ours."""
+        for part in parts:
+            if part.gradient.dtype is not torch.float32:
+                total = torch.empty(part.gradient.numel(), device=self._device)
+                group.memory.acc.read(group.offsets[part.name], total)
+                if not torch.isfinite((total * self._factor).to(part.gradient.dtype)).all():
+                    return False
+        return True
+
+    @property
+    def _factor(self) -> float:
+        """Sums become averages, in the unit of the gradients."""
+        return self._scale / self.transport.workers
 
     def finish(self) -> bool:
         """End the step: write the averages into the gradients, or, if any rank's gradient was not finite, NaN.
 
-        Returns whether the step counts. If not, residuals and velocities are as they were before it.
+        Returns whether the step counts. If not, residuals, velocities and controllers are as they were before it.
         """
         self.steps += 1
-        fine = not self.poisoned
         for group in self.groups:
             if group.outcome is None:
                 continue
             started = time.perf_counter()
-            if fine:
-                self._deliver(group, group.outcome)
-            else:
+            if self.poisoned:
                 self._refuse(group, group.outcome)
+            else:
+                self._deliver(group, group.outcome)
             group.outcome = None
             group.stats.seconds_selecting += time.perf_counter() - started
-        return fine
+        return not self.poisoned
 
     def abandon(self) -> None:
         """Roll back whatever has begun, so that residuals are intact after a failure."""
         for group in self.groups:
             if group.outcome is not None:
-                group.memory.acc.rollback()
+                self._roll_back(group, group.outcome)
                 group.outcome = None
 
     def _deliver(self, group: Group, outcome: _Outcome) -> None:
-        acc, factor = group.memory.acc, self._scale / self.transport.workers
         group.stats.steps += 1
-        acc.commit(dense=outcome.result is None)
-        if outcome.result is None:
+        group.memory.acc.commit(dense=outcome.averages is None)
+        if outcome.averages is None:
             group.stats.entries += group.stats.elements
             for part, buffer in zip(outcome.parts, outcome.buffers, strict=True):
-                torch.mul(buffer, factor, out=buffer)
+                torch.mul(buffer, self._factor, out=buffer)
                 if buffer is not part.gradient:
                     part.gradient.copy_(buffer)
             return
-        positions, values = acc.natural(outcome.result)
-        group.stats.entries += len(outcome.result)
-        values = values * factor
-        offsets = [group.offsets[part.name] for part in outcome.parts]
-        ends = [offset + part.gradient.numel() for offset, part in zip(offsets, outcome.parts, strict=True)]
-        edges = torch.searchsorted(positions, torch.tensor([*offsets, *ends], device=positions.device)).tolist()
-        for i, part in enumerate(outcome.parts):
-            first, last = edges[i], edges[i + len(offsets)]
+        for part, (positions, values) in zip(outcome.parts, outcome.averages, strict=True):
+            group.stats.entries += positions.numel()
             part.gradient.zero_()
-            part.gradient[positions[first:last] - offsets[i]] = values[first:last].to(part.gradient.dtype)
+            part.gradient[positions] = values
 
     def _refuse(self, group: Group, outcome: _Outcome) -> None:
         group.stats.skipped += 1
-        group.memory.acc.rollback()
+        self._roll_back(group, outcome)
         for part in outcome.parts:
             part.gradient.fill_(torch.nan)
+
+    def _roll_back(self, group: Group, outcome: _Outcome) -> None:
+        group.memory.acc.rollback()
+        group.method.load_state_dict(outcome.controller)
 
     def _clip(self, buffers: Sequence[Tensor]) -> float:
         """The factor that brings this group's own gradient down to the allowed norm."""
@@ -264,25 +294,38 @@ class Synchronizer:
         allowed = self.config.local_clip / self.transport.workers**0.5
         return min(1.0, allowed / norm) if norm > 0 else 1.0
 
-    def go_dense(self) -> dict[str, Tensor]:
-        """Send everything from now on, starting with what residuals hold. Collective.
+    # --- leaving --------------------------------------------------------------------------------------------------
 
-        Momentum stops here: returns the mean velocity over ranks by parameter name, for whoever takes it over.
-        """
+    def go_dense(self) -> None:
+        """Send everything from now on, starting with what residuals hold."""
         self.config = replace(self.config, density=1.0)
-        velocities = {}
+
+    def drain(self, names: Collection[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Momentum ends here, for whoever takes it over. Collective.
+
+        Returns residuals (which have been through momentum, so only these `names`' owner can apply them) and
+        velocities, both as means over ranks, by name. They are zero here from now on.
+        """
+        residuals: dict[str, Tensor] = {}
+        velocities: dict[str, Tensor] = {}
         for group in self.groups:
-            velocity = group.memory.acc.drop_velocity()
-            if velocity is None:
-                continue
+            acc = group.memory.acc
+            velocity, residual = acc.drop_velocity(), acc.values.clone()
+            assert velocity is not None
             self.transport.perform(AllReduce(velocity))
-            velocity /= self.transport.workers
+            self.transport.perform(AllReduce(residual))
             for member in group.members:
-                mean = torch.empty(member.elements, device=self._device)
-                group.memory.acc.read_from(velocity, group.offsets[member.name], mean)
-                velocities[member.name] = mean
+                if member.name in names:
+                    velocities[member.name] = self._mean(group, member, velocity)
+                    residuals[member.name] = self._mean(group, member, residual)
+                    acc.write(group.offsets[member.name], torch.zeros(member.elements, device=self._device))
         self._momentum = False
-        return velocities
+        return residuals, velocities
+
+    def _mean(self, group: Group, member: Member, total: Tensor) -> Tensor:
+        mean = torch.empty(member.elements, device=self._device)
+        group.memory.acc.read_from(total, group.offsets[member.name], mean)
+        return mean / self.transport.workers
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -299,42 +342,67 @@ class Synchronizer:
             "steps": self.steps,
             "residuals": {name: each.residual for name, each in saved.items()},
             "velocities": {name: each.velocity for name, each in saved.items() if each.velocity is not None},
-            "methods": {group.stats.name: group.method.state_dict() for group in self.groups},
+            "groups": [[member.name for member in group.members] for group in self.groups],
+            "methods": [group.method.state_dict() for group in self.groups],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken. Checked whole before anything is changed."""
-        if state.get("version") != 1:
-            raise ConfigError(f"this state has version {state.get('version')!r}; spardl here reads version 1.")
-        members = {member.name: (group, member) for group in self.groups for member in group.members}
-        for kind in ("residuals", "velocities"):
-            for name, tensor in state[kind].items():
-                expected = members[name][1].elements if name in members else self._loose_elements(name)
-                if expected != tensor.numel():
-                    raise ConfigError(
-                        f"the {kind} of {name!r} in this state have {tensor.numel()} elements, but the model has"
-                        f" {expected or 'no such parameter'}; load the state of the same model."
-                    )
-        missing = sorted(set(members) - set(state["residuals"]))
-        if missing:
-            raise ConfigError(f"this state has no residual for {missing[0]!r}; load the state of the same model.")
+    def load_state_dict(self, state: dict[str, Any], *, regroup: bool = False) -> None:
+        """Continue where `state_dict` was taken. Checked whole before anything is changed.
+
+        Groups stay as they are, unless `regroup` says to take those of the state. The controllers of groups that were
+        others in the state start anew.
+        """
+        sizes = self._check_state(state)
+        if regroup:
+            self.regroup([Member(name, sizes[name]) for name in names] for names in state["groups"])
         self.steps = state["steps"]
         for name, residual in state["residuals"].items():
             velocity = state["velocities"].get(name)
-            if name in members:
-                group = members[name][0]
-                group.memory.acc.write(group.offsets[name], _flat(residual, self._device))
-                if velocity is not None and group.memory.acc.velocity is not None:
-                    group.memory.acc.write_velocity(group.offsets[name], _flat(velocity, self._device))
-            else:
-                speed = None if velocity is None else _flat(velocity, self._device)
-                self._loose[name] = _Saved(_flat(residual, self._device), speed)
+            speed = None if velocity is None else _flat(velocity, self._device)
+            self._loose[name] = _Saved(_flat(residual, self._device), speed)
         for group in self.groups:
-            if group.stats.name in state["methods"]:
-                group.method.load_state_dict(state["methods"][group.stats.name])
+            for member in group.members:
+                self._restore(group, member.name, self._loose.pop(member.name))
+            names = [member.name for member in group.members]
+            if names in state["groups"]:
+                group.method.load_state_dict(state["methods"][state["groups"].index(names)])
 
-    def _loose_elements(self, name: str) -> int:
-        return self._loose[name].residual.numel() if name in self._loose else 0
+    def set_velocity(self, name: str, velocity: Tensor) -> None:
+        """Let this parameter's momentum go on from here. Between steps."""
+        for group in self.groups:
+            if name in group.offsets:
+                group.memory.acc.write_velocity(group.offsets[name], velocity)
+        if name in self._loose:
+            self._loose[name].velocity = velocity
+
+    def _restore(self, group: Group, name: str, saved: _Saved) -> None:
+        acc, offset = group.memory.acc, group.offsets[name]
+        acc.write(offset, saved.residual)
+        if saved.velocity is not None and acc.velocity is not None:
+            acc.write_velocity(offset, saved.velocity)
+
+    def _check_state(self, state: dict[str, Any]) -> dict[str, int]:
+        """Whether this state fits the model. Returns each parameter's elements."""
+        if not isinstance(state, dict) or state.get("version") != 1:
+            version = state.get("version") if isinstance(state, dict) else None
+            raise ConfigError(f"this state has version {version!r}; spardl here reads version 1.")
+        sizes = {member.name: member.elements for group in self.groups for member in group.members}
+        sizes |= {name: saved.residual.numel() for name, saved in self._loose.items()}
+        for kind in ("residuals", "velocities"):
+            for name, tensor in state[kind].items():
+                if sizes.get(name) != tensor.numel():
+                    raise ConfigError(
+                        f"the {kind} of {name!r} in this state have {tensor.numel()} elements, but the model has"
+                        f" {sizes.get(name, 'no such parameter')}; load the state of the same model."
+                    )
+        missing = sorted(set(sizes) - set(state["residuals"]))
+        if missing:
+            raise ConfigError(f"this state has no residual for {missing[0]!r}; load the state of the same model.")
+        if state["velocities"] and not self._momentum:
+            raise ConfigError(
+                "this state carries momentum, and there is none here to go on with it; attach with optimizer=... first."
+            )
+        return sizes
 
 
 def partition(members: Sequence[Member], limit: int) -> list[list[Member]]:
@@ -350,8 +418,24 @@ def partition(members: Sequence[Member], limit: int) -> list[list[Member]]:
     return groups
 
 
-def check_agreement(texts: Sequence[str], what: str) -> None:
-    """Raise `ConfigMismatch` naming two ranks that said different things, and which. Texts are JSON objects."""
+def configure(config: SyncConfig | None, settings: dict[str, Any]) -> SyncConfig:
+    """`config`, or the defaults, with these settings on top."""
+    unknown = sorted(settings.keys() - SyncConfig.__dataclass_fields__.keys())
+    if unknown:
+        known = tuple(SyncConfig.__dataclass_fields__)
+        check_choice("setting", unknown[0], known)
+    return replace(config or SyncConfig(), **settings)
+
+
+def check_agreement(facts: dict[str, Any], gather: Callable[[str], list[str]], what: str) -> None:
+    """Raise `ConfigMismatch` on all ranks, naming two that differ, and in what. Collective.
+
+    `gather` gives every rank's text. The facts travel only if their fingerprints differ.
+    """
+    text = json.dumps({"spardl version": __version__, **facts})
+    if len(set(gather(hashlib.sha256(text.encode()).hexdigest()))) == 1:
+        return
+    texts = gather(text)
     for rank, text in enumerate(texts):
         if text == texts[0]:
             continue

@@ -5,10 +5,9 @@ All exchanges run on one communication thread, in the order in which DDP launche
 (This module must not postpone annotations: DDP compares the hook's with the real types.)
 """
 
-import hashlib
-import json
+import contextlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,15 +21,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from spardl.accumulator import Momentum
+from spardl.collectives.dense import Dense
+from spardl.collectives.method import method_class
 from spardl.collectives.program import AllReduce
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, SparDLWarning
 from spardl.integrations.momentum import LocalMomentum
 from spardl.metrics import SyncStats
-from spardl.sync import Group, Member, Part, Synchronizer, check_agreement, partition
+from spardl.sync import Group, Member, Part, Synchronizer, check_agreement, configure, partition
 from spardl.transport.torchdist import Group as ProcessGroup
 from spardl.transport.torchdist import TorchTransport
-from spardl.version import __version__
 
 
 def attach(
@@ -52,8 +52,6 @@ def attach(
     team_size      workers per team, instead of `teams`
     settings       fields of `SyncConfig`, instead of or on top of `config`
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise ConfigError(f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it first.")
     state = SparDLState(
         model, process_group, optimizer=optimizer, scaler=scaler, team_size=team_size, config=config, **settings
     )
@@ -80,34 +78,39 @@ class SparDLState:
         config: SyncConfig | None = None,
         **settings: Any,
     ) -> None:
-        self.config = _configure(config, settings)
+        _check_types(model, optimizer, scaler)
+        self.config = configure(config, settings)
         self._parameters = _dense_parameters(model)
         self._names = {parameter: name for name, parameter in self._parameters.items()}
+        self._expected = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
         self._scaler = scaler
-        self._holds_unused = bool(model.find_unused_parameters or model.static_graph)
-        device = next(iter(self._parameters.values())).device
+        # DDP makes its final buckets after the first step, with a static graph after the second; groups wait for them.
+        self._provisional = 2 if model.static_graph else 1
+        self._may_skip = bool(model.find_unused_parameters or model.static_graph)
+        device = next(iter(self._names)).device
         where = process_group if process_group is not None else model.process_group
-        transport = TorchTransport(where, timeout=self.config.timeout, device=device)
-        self.config = _with_teams(self.config, process_group, team_size, transport.workers)
-        self.config.resolved_gather(transport.workers)  # teams that cannot work are refused here
+        self._transport = TorchTransport(where, timeout=self.config.timeout, device=device)
+        self.config = _with_teams(self.config, process_group, team_size, self._transport.workers)
+        self.config.resolved_gather(self._transport.workers)  # teams that cannot work are refused here
+        self._check_agreement(optimizer or None)
         self._momentum = self._move_momentum(optimizer)
-        self._transport = transport
-        self._check_agreement()
-        self.sync = Synchronizer(self.config, transport, momentum=self._momentum is not None, device=device)
+        self.sync = Synchronizer(self.config, self._transport, momentum=self._momentum is not None, device=device)
         self.sync.regroup(self._initial_groups())
-        self._adopt_buffers()
+        self._inherit_velocities()
         # Only a CPU needs a thread to overlap; on other devices the stream does it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spardl") if device.type == "cpu" else None
+        self._begun = 0
+        self._hyper: dict[str, Momentum] = {}
         self._arrived: dict[str, Part] = {}
         self._pending: list[tuple[Future[Tensor], Tensor]] = []
         self._failure: BaseException | None = None
+        model.register_forward_pre_hook(self._before_forward)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
     def submit(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Take a bucket; start each group whose last gradient this was; close the step after the last bucket."""
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
         if bucket.index() == 0:
             self._begin()
         future: Future[Tensor] = Future()
@@ -118,52 +121,82 @@ class SparDLState:
             self._run(lambda: self._average_sparse(position))
         else:
             for group, parts in self._complete_groups(bucket.parameters(), buffer):
-                self._run(lambda group=group, parts=parts: self.sync.synchronize(group, parts))  # type: ignore[misc]
+                self._run(lambda group=group, parts=parts: self._synchronize(group, parts))  # type: ignore[misc]
         if bucket.is_last():
-            self._run(self._finish)
-        # Through `then`, an exception keeps its type and text on its way out of backward().
+            self._end()
+        # Through `then`, an exception keeps its text on its way out of a future.
         return future.then(lambda done: done.value())
 
     def _begin(self) -> None:
         self._arrived.clear()
         self._pending.clear()
-        self._hyper: dict[Parameter, Momentum] = {}
+        self._begun += 1
         if self._momentum is not None:
             self._momentum.adopt()
-            self._hyper = self._momentum.of(list(self._names))
-        scaling = self._scaler is not None and self._scaler.is_enabled()
-        scale = float(self._scaler.get_scale()) if scaling and self._scaler is not None else 1.0
+            self._inherit_velocities()
+            self._hyper = self._momentum.of(self._names)
+        scale = self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else 1.0
         self._run(lambda: self.sync.begin(scale=scale))
 
-    def _complete_groups(self, parameters: list[Parameter], buffer: Tensor) -> Iterable[tuple[Group, list[Part]]]:
+    def _complete_groups(self, parameters: list[Parameter], buffer: Tensor) -> list[tuple[Group, list[Part]]]:
         offset = 0
         members = []
         for parameter in parameters:
             gradient = buffer[offset : offset + parameter.numel()]
             offset += parameter.numel()
             name = self._names[parameter]
-            unused = self._holds_unused and not bool(gradient.any())
-            self._arrived[name] = Part(name, gradient, self._hyper.get(parameter), unused)
+            unused = self._may_skip and not bool(gradient.any())
+            self._arrived[name] = Part(name, gradient, self._hyper.get(name), unused)
             members.append(Member(name, parameter.numel()))
-        if self.config.groups == "bucket":
-            group = self.sync.group_of(members)
-            return [(group, [self._arrived[member.name] for member in members])]
         fresh = {member.name for member in members}
+        if self.config.groups == "bucket" and self._begun > self._provisional:
+            self.sync.group_of(members)
+        elif not fresh <= self._expected:  # frozen at attach, but not when DDP wrapped the model
+            self.sync.group_of([member for member in members if member.name not in self._expected])
+        self._expected |= fresh
         return [
             (group, [self._arrived[name] for name in group.offsets])
             for group in self.sync.groups
             if fresh & group.offsets.keys() and group.offsets.keys() <= self._arrived.keys()
         ]
 
+    def _synchronize(self, group: Group, parts: list[Part]) -> None:
+        if self._may_skip:
+            parts = self._agree_on_unused(parts)
+        self.sync.synchronize(group, parts)
+
+    def _agree_on_unused(self, parts: list[Part]) -> list[Part]:
+        """A parameter that any rank has used is used: only what none has used is dropped by DDP."""
+        used = torch.tensor([not part.unused for part in parts], dtype=torch.float32, device=self._transport.device)
+        self._transport.perform(AllReduce(used, name="agreement on unused parameters"))
+        agreed = [replace(part, unused=not use) for part, use in zip(parts, used.tolist(), strict=True)]
+        self._arrived.update((part.name, part) for part in agreed)
+        return agreed
+
     def _average_sparse(self, position: int) -> None:
         future, buffer = self._pending[position]
         self._transport.perform(AllReduce(buffer))
+        self.sync.poisoned |= not bool(torch.isfinite(buffer.coalesce().values()).all())
         self._pending[position] = (future, buffer / self._transport.workers)
 
+    def _end(self) -> None:
+        self._run(self._finish)
+        # Before DDP looks at the futures, so that errors come out of backward() as they are. A rank that has joined
+        # early (DDP's Join) calls hooks outside any backward; there the futures alone carry them.
+        with contextlib.suppress(RuntimeError):
+            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+
     def _finish(self) -> None:
+        missing = sorted(self._expected - self._arrived.keys())
+        if missing:
+            raise ConfigError(
+                f"DDP does not synchronise {missing[0]!r}: it was frozen when the model was wrapped;"
+                " unfreeze parameters before wrapping the model, or freeze them before attach."
+            )
         fine = self.sync.finish()
         if fine and self._momentum is not None:
-            self._momentum.started = True
+            moving = (name for name, part in self._arrived.items() if not part.unused and self._hyper[name].momentum)
+            self._momentum.started.update(moving)
         for future, buffer in self._pending:
             if not fine and buffer.layout is not torch.strided:
                 buffer = buffer * torch.nan
@@ -181,6 +214,7 @@ class SparDLState:
             try:
                 job()
             except BaseException as error:
+                self.sync.abandon()
                 self._failure = error
         if self._failure is not None:
             for future, _ in self._pending:
@@ -192,10 +226,24 @@ class SparDLState:
         if self._thread is not None:
             self._thread.submit(lambda: None).result()
 
+    def _after_backward(self) -> None:
+        self.wait()
+        self._raise_failure()
+
+    def _before_forward(self, *_: Any) -> None:
+        """After a failure DDP's next step would end in an internal error, or wait for the rank that is gone."""
+        if torch.is_grad_enabled():
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     # --- setting up -----------------------------------------------------------------------------------------------
 
     def _move_momentum(self, optimizer: Optimizer | Literal[False] | None) -> LocalMomentum | None:
-        if optimizer is None and self.config.method != "dense":
+        dense = issubclass(method_class(self.config.method), Dense) or self.config.density == 1.0
+        if optimizer is None and not dense:
             warnings.warn(
                 "attach was not given the optimizer. If it is SGD with momentum or weight decay, entries that wait for"
                 " their turn arrive without their momentum and training lags behind dense; pass optimizer=... to move"
@@ -203,52 +251,53 @@ class SparDLState:
                 SparDLWarning,
                 stacklevel=4,
             )
-        if optimizer and LocalMomentum.applies_to(optimizer):
-            return LocalMomentum(optimizer)
+        if optimizer and LocalMomentum.settings_of(optimizer) is not None:
+            return LocalMomentum(optimizer, self._names)
         return None
 
     def _initial_groups(self) -> list[list[Member]]:
         """Backward reaches the last registered parameters first, so groups run from there."""
-        members = [Member(name, parameter.numel()) for name, parameter in reversed(self._parameters.items())]
+        expected = [item for item in reversed(self._parameters.items()) if item[0] in self._expected]
+        members = [Member(name, parameter.numel()) for name, parameter in expected]
         return partition(members, self.config.groups) if isinstance(self.config.groups, int) else [members]
 
-    def _check_agreement(self) -> None:
-        facts = {"spardl version": __version__, **self.config.to_dict()}
-        facts["parameters"] = [[n, list(p.shape), str(p.dtype)] for n, p in self._parameters.items()]
-        facts["momentum"] = None if self._momentum is None else self._momentum.state_dict()["settings"]
-        text = json.dumps(facts)
-        digests = self._transport.gather_texts(hashlib.sha256(text.encode()).hexdigest())
-        if len(set(digests)) > 1:
-            check_agreement(self._transport.gather_texts(text), "configuration or model")
+    def _check_agreement(self, optimizer: Optimizer | None) -> None:
+        facts = self.config.to_dict()
+        facts["parameters"] = [[n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in self._parameters.items()]
+        facts["momentum"] = LocalMomentum.settings_of(optimizer)
+        check_agreement(facts, self._transport.gather_texts, "configuration or model")
 
-    def _adopt_buffers(self) -> None:
+    def _inherit_velocities(self) -> None:
         """Momentum that the optimizer already had is every rank's velocity: their mean is what it was."""
-        for parameter, buffer in self._momentum.buffers().items() if self._momentum is not None else ():
-            name = self._names.get(parameter)
-            for group in self.sync.groups:
-                if name in group.offsets:
-                    group.memory.acc.write_velocity(group.offsets[name], buffer)
+        if self._momentum is not None:
+            for name, velocity in self._momentum.take_velocities().items():
+                self.sync.set_velocity(name, velocity)
 
     # --- the rest of its life -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         self.wait()
-        momentum = None if self._momentum is None else self._momentum.state_dict()
-        return {**self.sync.state_dict(), "momentum": momentum}
+        self._inherit_velocities()
+        started = [] if self._momentum is None else sorted(self._momentum.started)
+        return {**self.sync.state_dict(), "started": started}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.wait()
-        self.sync.load_state_dict(state)
-        if self._momentum is not None and state.get("momentum") is not None:
-            self._momentum.load_state_dict(state["momentum"])
+        self._inherit_velocities()
+        self.sync.load_state_dict(state, regroup=self.config.groups == "bucket")
+        if self._momentum is not None:
+            self._momentum.started = set(state.get("started", ()))
 
     def detach(self) -> None:
         """Go dense for good: see `SyncHandle.detach`."""
         self.wait()
-        velocities = self.sync.go_dense()
+        self._inherit_velocities()
+        self.sync.go_dense()
+        self.config = self.sync.config
         if self._momentum is not None:
-            self._momentum.restore({self._parameters[name]: velocity for name, velocity in velocities.items()})
+            self._momentum.restore(*self.sync.drain(self._momentum.stepped_names()))
             self._momentum = None
+            self._hyper = {}
 
 
 class SyncHandle:
@@ -278,23 +327,29 @@ class SyncHandle:
     def detach(self) -> None:
         """Stop sparsifying. Collective, between steps. DDP cannot drop a hook, so it stays and averages densely.
 
-        The next step sends what the residuals still hold, so nothing is lost; momentum and weight decay go back to
-        the optimizer, with the mean velocity as its momentum.
+        Nothing is lost. Residuals that hold gradients are sent by the next step. Where momentum was local they hold
+        updates, which are applied now, at the present learning rate; momentum and weight decay go back to the
+        optimizer, with the mean velocity as its momentum.
         """
         self.state.detach()
 
 
-def _configure(config: SyncConfig | None, settings: dict[str, Any]) -> SyncConfig:
-    try:
-        return replace(config, **settings) if config is not None else SyncConfig(**settings)
-    except TypeError as error:
-        known = ", ".join(SyncConfig.__dataclass_fields__)
-        raise ConfigError(f"{str(error).split('__init__() ')[-1]}; the settings are {known}.") from None
+def _check_types(model: object, optimizer: object, scaler: object) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it first.")
+    if getattr(model, "_comm_hooks", None):
+        raise ConfigError("this model has a communication hook already, and DDP takes only one; wrap the module anew.")
+    if optimizer is not None and optimizer is not False and not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"optimizer={optimizer!r} is not a torch optimizer; pass the one that steps this model.")
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise ConfigError(f"scaler={scaler!r} is not a torch.amp.GradScaler; leave it out if there is none.")
 
 
 def _with_teams(config: SyncConfig, group: ProcessGroup, team_size: int | None, workers: int) -> SyncConfig:
     """Teams may also be given as a size, or as the first dimension of a mesh."""
     if team_size is not None:
+        if config.teams != "auto":
+            raise ConfigError(f"give teams={config.teams} or team_size={team_size}, not both.")
         if team_size < 1 or workers % team_size:
             raise ConfigError(f"{workers} workers cannot form teams of {team_size}; choose a divisor of {workers}.")
         return replace(config, teams=workers // team_size)
@@ -304,16 +359,18 @@ def _with_teams(config: SyncConfig, group: ProcessGroup, team_size: int | None, 
 
 
 def _dense_parameters(model: DistributedDataParallel) -> dict[str, Parameter]:
-    """The parameters that DDP synchronises with dense gradients, by name, in registration order."""
+    """The parameters that may have dense gradients, by name, in registration order; also those frozen now."""
     ignored = set(getattr(model, "parameters_to_ignore", ()))
     sparse = {id(m.weight) for m in model.module.modules() if isinstance(m, Embedding | EmbeddingBag) and m.sparse}
     found = {
         name: parameter
         for name, parameter in model.module.named_parameters()
-        if parameter.requires_grad and name not in ignored and id(parameter) not in sparse
+        if name not in ignored and id(parameter) not in sparse
     }
-    if not found:
+    if not any(parameter.requires_grad for parameter in found.values()):
         raise ConfigError(
             "this model has no parameter with a dense gradient, so there is nothing to synchronise sparsely."
         )
+    if any(parameter.is_complex() for parameter in found.values()):
+        raise ConfigError("complex parameters cannot be synchronised sparsely; let DDP ignore them, or make them real.")
     return found

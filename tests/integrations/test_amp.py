@@ -1,0 +1,154 @@
+"""Loss scaling: a step that one rank must skip is skipped by all and leaves no trace, and scales leave no trace."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import spardl
+from processes import on_processes
+from training import EXACT, all_equal, batch, loss_of, mlp, sgd, weights_of
+
+
+class Model(nn.Module):
+    """A sparse embedding and a body. Its `armed` parameter gets an infinite gradient in the next backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(8, 20, sparse=True)
+        self.body = mlp()
+        self.armed = ""
+        for name, parameter in self.body.named_parameters():
+            parameter.register_hook(lambda gradient, name=name: gradient * (math.inf if name == self.armed else 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        words = self.embedding(torch.arange(len(inputs)) % 8)
+        if self.armed == "embedding":
+            words.register_hook(lambda gradient: gradient * math.inf)
+        return self.body(inputs + words)
+
+
+def snapshot(sync: spardl.SyncHandle) -> dict[str, Any]:
+    state = sync.state_dict()
+    del state["steps"]
+    return state
+
+
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    return torch.equal(first, second) if isinstance(first, Tensor) else first == second
+
+
+def skipping(rank: int, workers: int, settings: dict[str, Any]) -> dict[str, Any]:
+    model = DistributedDataParallel(Model(), bucket_cap_mb=0.002)
+    sparse = torch.optim.SGD([model.module.embedding.weight], lr=0.1)
+    optimizer = sgd(model.module.body, momentum=0.9, weight_decay=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    sync = spardl.attach(model, optimizer=optimizer, scaler=scaler, density=0.1, dense_below=40, **settings)
+    left_alone, weights, scales = [], [], []
+    for step, armed in enumerate(["", "", "4.bias", "2.weight", "embedding", "", ""]):
+        model.module.armed = armed if rank == workers - 1 else ""
+        before, weights_before = snapshot(sync), weights_of(model)
+        for each in (optimizer, sparse):
+            each.zero_grad()
+        scaler.scale(loss_of(model, rank, step)).backward()
+        for each in (optimizer, sparse):
+            scaler.step(each)
+        scaler.update()
+        left_alone.append((same(before, snapshot(sync)), torch.equal(weights_before, weights_of(model))))
+        weights.append(weights_of(model))
+        scales.append(scaler.get_scale())
+    total = sync.stats().total
+    return {"left alone": left_alone, "weights": weights, "scales": scales, "steps": (total.steps, total.skipped)}
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings"),
+    [(2, {"groups": "model"}), (2, {"groups": 1000}), (2, {"groups": "bucket"}), (3, {"teams": 3, "gather": "b"})],
+    ids=str,
+)
+def test_an_infinite_gradient_on_one_rank_skips_the_step_everywhere(workers: int, settings: dict[str, Any]) -> None:
+    """Residuals, velocities, controllers and weights stay bit for bit, whichever group was hit; then training goes on.
+
+    The hit parameters lie in a dense group, in a sparse one, and in a sparse embedding beside all groups.
+    """
+    ranks = on_processes(workers, skipping, settings)
+    for found in ranks:
+        skipped = (True, True)
+        taken = (False, False)
+        assert found["left alone"] == [taken, taken, skipped, skipped, skipped, taken, taken]
+        assert found["scales"] == [1024, 1024, 512, 256, 128, 128, 128]
+        # The group of the first step is gone when DDP's buckets are rebuilt, and its count with it.
+        assert found["steps"] == (3 if settings.get("groups") == "bucket" else 4, 3)
+    for weights in zip(*(found["weights"] for found in ranks), strict=True):
+        assert all_equal(weights)
+        assert weights[0].isfinite().all()
+
+
+def scaled(rank: int, workers: int) -> list[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
+    """The same training without a scaler, with a disabled one, and with one that doubles its scale every step."""
+    outcomes = []
+    for scaler in (
+        None,
+        torch.amp.GradScaler("cpu", enabled=False),
+        torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1),
+    ):
+        model = DistributedDataParallel(mlp())
+        optimizer = sgd(model, momentum=0.9, weight_decay=0.01)
+        sync = spardl.attach(model, optimizer=optimizer, scaler=scaler, density=0.05, local_clip=1.0, **EXACT)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step)
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        state = sync.state_dict()
+        outcomes.append((weights_of(model), state["residuals"], state["velocities"]))
+    return outcomes
+
+
+def test_a_changing_scale_changes_no_residual() -> None:
+    """Residuals and velocities are kept without the scale: growth by powers of two does not change a bit."""
+    for plain, disabled, growing in on_processes(2, scaled):
+        for outcome in (disabled, growing):
+            assert torch.equal(plain[0], outcome[0])
+            assert same(plain[1], outcome[1])
+            assert same(plain[2], outcome[2])
+        assert any(residual.any() for residual in plain[1].values())
+
+
+def autocast(rank: int, workers: int) -> tuple[Tensor, float, float]:
+    model = DistributedDataParallel(mlp())
+    optimizer = sgd(model, lr=0.3, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu")
+    spardl.attach(model, optimizer=optimizer, scaler=scaler, density=0.1, dense_below=0)
+    losses = []
+    for step in range(40):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inputs, labels = batch(rank, step % 2)
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(float(loss))
+    return weights_of(model), sum(losses[:2]), sum(losses[-2:])
+
+
+def test_autocast_with_scaling_and_clipping_learns() -> None:
+    """The usual mixed-precision loop runs unchanged, learns, and ends with the same weights on all ranks."""
+    ranks = on_processes(2, autocast)
+    assert all_equal(weights for weights, _, _ in ranks)
+    for _, first, last in ranks:
+        assert last < 0.8 * first

@@ -1,0 +1,63 @@
+"""A transport between threads of one process, for synchronizers of several ranks without processes or sockets."""
+
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch import Tensor
+
+from spardl.collectives.program import AllReduce, Operation
+from spardl.metrics import Traffic
+
+PATIENCE = 5
+
+
+class Board:
+    """What the ranks share: a mailbox per pair, and a table where all lay down a tensor."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.mail: dict[tuple[int, int], queue.SimpleQueue[Tensor]] = defaultdict(queue.SimpleQueue)
+        self.table: list[Tensor] = [Tensor()] * workers
+        self.barrier = threading.Barrier(workers)
+
+
+class ThreadTransport:
+    def __init__(self, board: Board, rank: int) -> None:
+        self.rank = rank
+        self.workers = board.workers
+        self.traffic = Traffic()
+        self._board = board
+
+    def perform(self, operation: Operation) -> Any:
+        started = time.perf_counter()
+        if isinstance(operation, AllReduce):
+            return self._all_reduce(operation.tensor)
+        for peer, frame in operation.send:
+            self._board.mail[self.rank, peer].put(frame.clone())
+        arrived = [self._board.mail[peer, self.rank].get(timeout=PATIENCE) for peer, _ in operation.receive]
+        self.traffic.count(
+            rounds=1,
+            messages=len(operation.send),
+            sent=sum(frame.numel() for _, frame in operation.send),
+            received=sum(frame.numel() for frame in arrived),
+            seconds=time.perf_counter() - started,
+        )
+        return arrived
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        self._board.table[self.rank] = tensor.clone()
+        self._board.barrier.wait(PATIENCE)
+        tensor.copy_(sum(self._board.table[1:], self._board.table[0]))
+        self._board.barrier.wait(PATIENCE)
+
+
+def on_threads(workers: int, function: Callable[[ThreadTransport], Any]) -> list[Any]:
+    """`function(transport)` on a thread per rank; what each returned, in rank order."""
+    board = Board(workers)
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(function, [ThreadTransport(board, rank) for rank in range(workers)]))
