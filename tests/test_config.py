@@ -55,8 +55,22 @@ def test_any_share_is_a_density(density):
         ("timeout", 0, "give a number of seconds above 0"),
         ("timeout", -5, "give a number of seconds above 0"),
         ("timeout", math.inf, "at most a month"),
+        ("timeout", "x", "give a number of seconds"),
+        ("timeout", None, "give a number of seconds"),
+        ("groups", None, "give 1 or more"),
+        ("groups", 1.5, "give 1 or more"),
+        ("local_clip", "x", "give a positive norm"),
+        ("dense_below", -1, "give 0 or more"),
+        ("dense_below", "x", "give 0 or more"),
         ("timeout", math.nan, "give a number of seconds above 0"),
         ("timeout", math.inf, "at most a month"),
+        ("timeout", "x", "give a number of seconds"),
+        ("timeout", None, "give a number of seconds"),
+        ("groups", None, "give 1 or more"),
+        ("groups", 1.5, "give 1 or more"),
+        ("local_clip", "x", "give a positive norm"),
+        ("dense_below", -1, "give 0 or more"),
+        ("dense_below", "x", "give 0 or more"),
     ],
 )
 def test_a_bad_setting_is_told_what_to_do(setting, given_value, advice):
@@ -151,5 +165,15 @@ def test_a_scheduled_density_is_always_a_density(target, start, steps, dense_ste
 
 @pytest.mark.parametrize("steps", [{"steps": -1}, {"dense_steps": -4}])
 def test_a_schedule_cannot_last_a_negative_time(steps):
-    with pytest.raises(ConfigError, match=f"cannot last {next(iter(steps.values()))} steps; use 0 or more"):
+    with pytest.raises(ConfigError, match=f"cannot last {next(iter(steps.values()))} steps; use a whole number"):
         DensitySchedule(0.01, **steps)
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, math.nan, "x", None])
+def test_a_schedule_lasts_a_whole_number_of_steps(steps):
+    with pytest.raises(ConfigError, match="whole number"):
+        DensitySchedule(0.01, steps=steps)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert SyncConfig(density=np.float32(0.5)).density_at(0) == 0.5

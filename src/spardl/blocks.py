@@ -24,6 +24,13 @@ class BlockLayout:
     count: int
     chunk: int
 
+    def __post_init__(self) -> None:
+        longest = self.lengths.max(initial=0)
+        if longest > LONGEST:
+            raise ConfigError(
+                f"a block of {longest} elements is longer than 32-bit indices reach; give groups={LONGEST} or fewer."
+            )
+
     @staticmethod
     def interleaved(length: int, count: int) -> "BlockLayout":
         """Chunks of a power of two, at most 1024; some 512 of them or more in each block where that is possible."""
@@ -54,11 +61,6 @@ class BlockLayout:
 
         A block without a budget would never be sent, so very small densities are exceeded rather than starved.
         """
-        longest = self.lengths.max(initial=0)
-        if longest > LONGEST:
-            raise ConfigError(
-                f"a block of {longest} elements is longer than 32-bit indices reach; give groups={LONGEST} or fewer."
-            )
         total = entries(density, self.length)
         edges = self.starts * total // max(1, self.length)
         return np.minimum(np.maximum(np.diff(edges), 1), self.lengths)

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -47,10 +48,9 @@ class DensitySchedule:
     def __post_init__(self) -> None:
         check_density(self.target)
         check_density(self.start)
-        if self.steps < 0 or self.dense_steps < 0:
-            raise ConfigError(
-                f"a density schedule cannot last {min(self.steps, self.dense_steps)} steps; use 0 or more."
-            )
+        for steps in (self.steps, self.dense_steps):
+            if not is_count(steps):
+                raise ConfigError(f"a density schedule cannot last {steps!r} steps; use a whole number from 0 on.")
 
     def at(self, step: int) -> float:
         """The density of step `step`, counted from 0."""
@@ -114,21 +114,23 @@ class SyncConfig:
         check_choice("threshold", self.threshold, get_args(Threshold))
         if isinstance(self.groups, str):
             check_choice("groups", self.groups, ("model", "bucket"), hint="or give the largest number of elements")
-        elif self.groups < 1:
+        elif not is_count(self.groups, least=1):
             raise ConfigError(
-                f'groups of at most {self.groups} elements hold nothing; give 1 or more, or groups="model".'
+                f'groups of at most {self.groups!r} elements hold nothing; give 1 or more, or groups="model".'
             )
-        if self.teams != "auto" and (not isinstance(self.teams, int) or self.teams < 1):
+        if self.teams != "auto" and not is_count(self.teams, least=1):
             raise ConfigError(f'teams={self.teams!r} is not a number of teams; give 1 or more, or teams="auto".')
-        if self.local_clip is not None and not self.local_clip > 0:
-            raise ConfigError(f"local_clip={self.local_clip} would zero every gradient; give a positive norm or None.")
-        if not 0 < self.timeout <= LONGEST_TIMEOUT:
+        if not is_count(self.dense_below):
+            raise ConfigError(f"dense_below={self.dense_below!r} is not a number of elements; give 0 or more.")
+        if self.local_clip is not None and not (is_number(self.local_clip) and self.local_clip > 0):
+            raise ConfigError(f"local_clip={self.local_clip!r} leaves no gradient; give a positive norm or None.")
+        if not (is_number(self.timeout) and 0 < self.timeout <= LONGEST_TIMEOUT):
             raise ConfigError(
-                f"timeout={self.timeout} is no time to wait; give a number of seconds above 0, at most a month."
+                f"timeout={self.timeout!r} is no time to wait; give a number of seconds above 0, at most a month."
             )
 
     def density_at(self, step: int) -> float:
-        return self.density.at(step) if isinstance(self.density, DensitySchedule) else self.density
+        return self.density.at(step) if isinstance(self.density, DensitySchedule) else float(self.density)
 
     def resolved_teams(self, workers: int) -> int:
         """The number of teams for this worker count; "auto" is two for even counts (as cheap as one, a round less)."""
@@ -148,7 +150,7 @@ class SyncConfig:
 
 
 def check_density(density: float) -> None:
-    if not (isinstance(density, int | float) and math.isfinite(density) and 0 < density <= 1):
+    if not (is_number(density) and 0 < density <= 1):
         raise ConfigError(f"density {density} is outside (0, 1]; 0.01 sends one entry in a hundred, 1 sends all.")
 
 
@@ -170,6 +172,15 @@ def check_choice(name: str, given: str, choices: Sequence[str], hint: str = "") 
     guess = f" Did you mean {near[0]}?" if near else ""
     listing = ", ".join(choices) + (f" ({hint})" if hint else "")
     raise ConfigError(f"there is no {name} {given!r}.{guess} Choose from {listing}.")
+
+
+def is_number(given: object) -> bool:
+    """A finite real number of any kind, numpy's included."""
+    return isinstance(given, numbers.Real) and math.isfinite(given)
+
+
+def is_count(given: object, least: int = 0) -> bool:
+    return isinstance(given, numbers.Integral) and int(given) >= least
 
 
 def is_power_of_two(number: int) -> bool:

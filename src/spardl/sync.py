@@ -102,6 +102,7 @@ class Synchronizer:
         self._kernels = kernels.for_device(self._device)
         self._loose: dict[str, _Saved] = {}
         self._common: dict[str, Any] = {}
+        self._begun: list[Group] = []  # of this step; undone last first, since groups may share a controller
         self._scale = 1.0
 
     # --- groups ---------------------------------------------------------------------------------------------------
@@ -127,12 +128,12 @@ class Synchronizer:
     def _form(self, members: Sequence[Member]) -> Group:
         sizes = tuple(member.elements for member in members)
         length, workers = sum(sizes), self.transport.workers
-        place = Place(self.transport.rank, workers, length, self.config, sizes, self._common)
+        title = members[0].name if len(members) == 1 else f"{members[0].name} .. {members[-1].name}"
+        place = Place(self.transport.rank, workers, length, self.config, sizes, title, self._common)
         name = "dense" if workers == 1 or length < self.config.dense_below else self.config.method
         method = method_class(name)(place)
         dense_method = method if isinstance(method, Dense) else Dense(place)
         acc = Accumulator(method.layout, residuals=self.config.residuals, momentum=self._momentum, device=self._device)
-        title = members[0].name if len(members) == 1 else f"{members[0].name} .. {members[-1].name}"
         stats = GroupStats(title, length, dense=method is dense_method)
         group = Group(members, method, dense_method, Memory(acc, Codec(self.config.values, self.config.indices)), stats)
         offset = 0
@@ -163,7 +164,7 @@ class Synchronizer:
 
     def begin(self, *, scale: float = 1.0) -> None:
         """Start a step. `scale` is the loss scale that gradients carry; residuals are kept without it."""
-        assert all(group.outcome is None for group in self.groups), "a step ends with finish() or abandon()"
+        assert not self._begun, "a step ends with finish() or abandon()"
         self._scale = scale
         self.poisoned = False
 
@@ -186,6 +187,7 @@ class Synchronizer:
         dense = group.stats.dense or density >= 1.0
         buffers = [_as_float(part.gradient) for part in parts]
         outcome = group.outcome = _Outcome(parts, buffers, group.method.state_dict())
+        self._begun.append(group)
         clip = self._clip(buffers)
         acc.poisoned = not all(self._kernels.all_finite(buffer) for buffer in buffers)
         if dense or not acc.poisoned:
@@ -241,10 +243,10 @@ class Synchronizer:
         Returns whether the step counts. If not, residuals, velocities and controllers are as they were before it.
         """
         self.steps += 1
-        for group in self.groups:
-            if group.outcome is None:
-                continue
+        while self._begun:
+            group = self._begun.pop()
             started = time.perf_counter()
+            assert group.outcome is not None
             if self.poisoned:
                 self._refuse(group, group.outcome)
             else:
@@ -255,10 +257,11 @@ class Synchronizer:
 
     def abandon(self) -> None:
         """Roll back whatever has begun, so that residuals are intact after a failure."""
-        for group in self.groups:
-            if group.outcome is not None:
-                self._roll_back(group, group.outcome)
-                group.outcome = None
+        while self._begun:
+            group = self._begun.pop()
+            assert group.outcome is not None
+            self._roll_back(group, group.outcome)
+            group.outcome = None
 
     def _deliver(self, group: Group, outcome: _Outcome) -> None:
         group.stats.steps += 1

@@ -18,7 +18,9 @@ def sum_at(team: Team, memory: Memory, support: SparseBlocks) -> Program[SparseB
     """
     sizes = support.counts.tolist()
     form, position = _form(memory), team.position
-    mine = memory.acc.take_at(support).split(sizes)
+    taken = memory.acc.take_at(support)
+    _poison_unless_finite(memory, taken)
+    mine = taken.split(sizes)
     rounded = []
     frames = []
     for values in mine:
@@ -39,6 +41,7 @@ def sum_at(team: Team, memory: Memory, support: SparseBlocks) -> Program[SparseB
     for member in range(team.size):
         total += versions[member]
 
+    _poison_unless_finite(memory, total)
     frame, seen = vector.pack(total, form, poisoned=memory.acc.poisoned)
     first = sum(sizes[:position])
     block = SparseBlocks(
@@ -80,6 +83,11 @@ def _form(memory: Memory) -> Values:
 def _keep_error(memory: Memory, entries: SparseBlocks, error: Tensor) -> None:
     if memory.codec.values != "fp32":
         memory.give_back(SparseBlocks(entries.ids, entries.counts, entries.indices, error))
+
+
+def _poison_unless_finite(memory: Memory, values: Tensor) -> None:
+    if not torch.isfinite(values).all():
+        memory.acc.poisoned = True
 
 
 def _or_poison(memory: Memory, values: Tensor | None, count: int) -> Tensor:

@@ -6,6 +6,7 @@ top-k; they move so that all select as many; and everybody contributes its value
 feedback is exact. MiCRO ("MiCRO: Near-Zero Cost Gradient Sparsification", HiPC 2023) is the same with fixed partitions.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,27 +31,41 @@ SAMPLE = 1 << 16
 class SharedThreshold:
     """One threshold for all groups of a model. It learns when a group comes round again: then a step is complete."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[float], Controller]) -> None:
         self.controller: Controller | None = None
-        self._seen: dict[object, tuple[int, int, Ints]] = {}
+        self._make = make
+        self._seen: dict[str, tuple[int, int, Ints]] = {}
 
-    def turn(self, group: object) -> None:
+    def start(self, threshold: float) -> None:
+        self.controller = self._make(threshold)
+
+    def turn(self, group: str) -> None:
         """This group begins its next step."""
-        if group in self._seen and self.controller is not None:
+        if group not in self._seen:
+            return
+        if self.controller is not None:
             selected, targets, histograms = zip(*self._seen.values(), strict=True)
             self.controller.learn(sum(selected), sum(targets), np.sum(histograms, axis=0))
-        if group in self._seen:
-            self._seen.clear()
+        self._seen.clear()
 
-    def seen(self, group: object) -> list[int] | None:
-        """What this group has noted in the step that is not complete yet, as plain numbers."""
-        if group not in self._seen:
-            return None
-        selected, target, histogram = self._seen[group]
-        return [selected, target, *histogram.tolist()]
-
-    def note(self, group: object, selected: int, target: int, histogram: Ints) -> None:
+    def note(self, group: str, selected: int, target: int, histogram: Ints) -> None:
         self._seen[group] = (selected, target, histogram)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "controller": None if self.controller is None else self.controller.state_dict(),
+            "seen": {name: [selected, target, *bins.tolist()] for name, (selected, target, bins) in self._seen.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.controller = None
+        if state["controller"] is not None:
+            self.controller = self._make(1.0)
+            self.controller.load_state_dict(state["controller"])
+        self._seen = {
+            name: (selected, target, np.asarray(bins, np.int64))
+            for name, (selected, target, *bins) in state["seen"].items()
+        }
 
 
 class ExDyna:
@@ -66,8 +81,9 @@ class ExDyna:
         self.layout = BlockLayout.contiguous(place.length, 1)
         self.partition = Partition(place.length, place.workers, place.config.rebalance if self.moves else "none")
         self.step = 0
-        self._make = CONTROLLERS[place.config.threshold]
-        self._shared: SharedThreshold = place.common.setdefault("threshold", SharedThreshold())
+        self._name = place.name
+        fresh = SharedThreshold(CONTROLLERS[place.config.threshold])
+        self._shared: SharedThreshold = place.common.setdefault("threshold", fresh)
 
     def synchronize(self, memory: Memory, density: float) -> Program[SparseBlocks]:
         target = entries(density, self.layout.length)
@@ -75,17 +91,21 @@ class ExDyna:
         holders = tuple((q - self.step) % self.workers for q in range(self.workers))
         team = Team(holders, (self.rank + self.step) % self.workers)
         memory.acc.repartition(self.partition.starts)
-        self._shared.turn(self)
+        self._shared.turn(self._name)
         threshold = yield from self._threshold(team, memory, target)
         histogram = memory.acc.count_bins(team.position, first_bin(threshold), SHIFT, BINS)
         limit = -(-BURST * target // self.workers) if target < self.layout.length else target
         chosen = memory.acc.find_above(team.position, threshold, limit)
-        rows = yield from all_gather_numbers(team, [len(chosen), *histogram], "counts")
-        support = yield from self._union(team, memory, chosen, rows[:, 0])
+        rows = yield from all_gather_numbers(team, [memory.acc.poisoned, len(chosen), *histogram], "counts")
+        if rows[:, 0].any():  # known to all at once, so all leave here
+            memory.acc.poisoned = True
+            return SparseBlocks.empty(np.arange(self.workers), memory.acc.device)
+        counts = rows[:, 1]
+        support = yield from self._union(team, memory, chosen, counts)
         total = yield from sum_at(team, memory, support)
         if not memory.acc.poisoned:
-            self._shared.note(self, len(support), target, rows[:, 1:].sum(0))
-            self.partition.learn(rows[:, 0], memory.acc.positions(support).cpu().numpy())
+            self._shared.note(self._name, len(support), target, rows[:, 2:].sum(0))
+            self.partition.learn(counts, memory.acc.positions(support).cpu().numpy())
             self.step += 1
         return total
 
@@ -103,7 +123,8 @@ class ExDyna:
             agreed = float(np.uint32(int(np.median(rows))).view(np.float32))
             if agreed == 0.0:  # nothing to judge by yet
                 return agreed
-            shared.controller = self._make(agreed)
+            shared.start(agreed)
+        assert shared.controller is not None
         return shared.controller.threshold
 
     def _union(self, team: Team, memory: Memory, chosen: SparseBlocks, counts: Ints) -> Program[SparseBlocks]:
@@ -115,23 +136,16 @@ class ExDyna:
         return CodedBlocks.join(pieces).decode()
 
     def state_dict(self) -> dict[str, Any]:
-        controller = self._shared.controller
         return {
             "step": self.step,
             "partition": self.partition.state_dict(),
-            "threshold": None if controller is None else controller.state_dict(),
-            "seen": self._shared.seen(self),
+            "threshold": self._shared.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
         self.partition.load_state_dict(state["partition"])
-        if state["threshold"] is not None:
-            self._shared.controller = self._make(1.0)
-            self._shared.controller.load_state_dict(state["threshold"])
-        if state["seen"] is not None:
-            selected, target, *histogram = state["seen"]
-            self._shared.note(self, selected, target, np.asarray(histogram, np.int64))
+        self._shared.load_state_dict(state["threshold"])
 
 
 class MiCRO(ExDyna):

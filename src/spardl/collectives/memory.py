@@ -42,16 +42,13 @@ class Memory:
         coded = self.codec.code(entries)
         if self.codec.values == "none":
             return coded
-        if self.codec.values != "fp32":
-            rounded = coded.decode().values
-            if not self._kernels.all_finite(rounded):
-                self.acc.poisoned = True
-            elif keep_error:
-                error = entries.values - rounded
-                self.give_back(SparseBlocks(entries.ids, entries.counts, entries.indices, error))
-        elif not self._kernels.all_finite(entries.values):
+        if not self._kernels.all_finite(entries.values):
             self.acc.poisoned = True
-        return self._nothing(entries.ids) if self.acc.poisoned else coded
+            return self._nothing(entries.ids)
+        if self.codec.values != "fp32" and keep_error:
+            error = entries.values - coded.decode().values
+            self.give_back(SparseBlocks(entries.ids, entries.counts, entries.indices, error))
+        return coded
 
     def without_values(self) -> "Memory":
         """The same memory, with frames that carry indices only."""

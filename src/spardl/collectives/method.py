@@ -24,7 +24,8 @@ class About:
 class Place:
     """Where a method works: this rank among the workers, and the vector that it synchronises.
 
-    `sizes` are those of the tensors that make up the vector; `common` is shared by all groups of one model.
+    `sizes` are those of the tensors that make up the vector; `name` tells groups of one model apart, and `common` is
+    what they share.
     """
 
     rank: int
@@ -32,6 +33,7 @@ class Place:
     length: int
     config: SyncConfig
     sizes: tuple[int, ...] = ()
+    name: str = ""
     common: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -1,5 +1,6 @@
 """The kernels of `compiled.py` in plain torch, for any device: same names, same signatures, same bits.
 
+Only what works on host arrays alone (`plan_gaps`) has no twin here.
 Slower on CPU and heavier on memory, but they keep data on its device. Run here on CPU only.
 """
 

@@ -37,9 +37,12 @@ class TorchTransport:
         self.traffic = Traffic()
         self._timeout = timedelta(seconds=timeout)
         backend = "gloo" if self.device.type == "cpu" else dist.get_backend()
-        self._group: dist.ProcessGroup = dist.new_group(ranks, timeout=self._timeout, backend=backend)
         if dist.get_rank() not in ranks:
             raise ConfigError(f"rank {dist.get_rank()} is not in the group {ranks} that it should synchronise with.")
+        # Only members meet here: other ranks may be making groups of their own.
+        self._group: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True
+        )
         self.rank = ranks.index(dist.get_rank())
         self.workers = len(ranks)
         self.addresses = [""] * self.workers
