@@ -185,6 +185,16 @@ class Accumulator:
         indices, values = self._kernels.take_above(self.values, first, stop, threshold, limit)
         return self._took(SparseBlocks(ids, np.array([indices.numel()]), indices, values))
 
+    def find_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
+        """The `budgets[i]` entries of largest magnitude of each block `ids[i]`; they stay where they are."""
+        if self.poisoned:
+            return SparseBlocks.empty(ids, self.device)
+        firsts, stops = self.starts[ids], self.starts[ids + 1]
+        counts, indices, values = self._kernels.take_largest(self.values, firsts, stops, budgets)
+        found = SparseBlocks(ids, counts, indices, values)
+        self.values[self.positions(found)] = values
+        return found
+
     def find_above(self, block: int, threshold: float, limit: int) -> SparseBlocks:
         """Entries of magnitude `threshold` or more, the first `limit` of them, of a block; they stay where they are."""
         if self.poisoned:
@@ -241,7 +251,12 @@ class Accumulator:
     def in_present_blocks(self, entries: SparseBlocks, starts: Ints) -> SparseBlocks:
         """Entries that were addressed by blocks at other `starts`."""
         firsts = torch.from_numpy(np.repeat(starts[entries.ids], entries.counts)).to(self.device)
-        return self._in_blocks((firsts + entries.indices).int(), entries.values)
+        return self._in_blocks(firsts + entries.indices, entries.values)
+
+    def sorted(self, entries: SparseBlocks) -> SparseBlocks:
+        """Entries in any order, in the order of their places."""
+        places, order = torch.sort(self.positions(entries))
+        return self._in_blocks(places, entries.values[order])
 
     def _in_blocks(self, places: Tensor, values: Tensor) -> SparseBlocks:
         """Entries at ascending places of `values`, addressed by block."""

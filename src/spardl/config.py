@@ -32,6 +32,7 @@ METHODS: dict[str, str] = {
     "oktopk": "spardl.collectives.oktopk:OkTopk",
     "exdyna": "spardl.collectives.exdyna:ExDyna",
     "micro": "spardl.collectives.exdyna:MiCRO",
+    "deft": "spardl.collectives.deft:Deft",
     "spardl": "spardl.collectives.spardl:SparDL",
 }
 

@@ -35,7 +35,7 @@ def add_sync_options(parser: argparse.ArgumentParser, *, several_methods: bool =
             "--method",
             metavar="NAMES",
             default="dense,spardl",
-            help="names that `spardl methods` lists, separated by commas (default: %(default)s)",
+            help="names that `spardl methods` lists, separated by commas, or all (default: %(default)s)",
         )
     else:
         add("method", "NAME", "a name that `spardl methods` lists")
@@ -99,6 +99,8 @@ def sync_config(options: argparse.Namespace, method: str | None = None) -> SyncC
 def sync_configs(options: argparse.Namespace) -> list[SyncConfig]:
     """One configuration per name in `--methods`, in that order."""
     names = [name.strip() for name in options.methods.split(",") if name.strip()]
+    if names == ["all"]:
+        names = list(METHODS)
     if not names:
         raise ConfigError("--methods names no method; `spardl methods` lists them.")
     for name in names:
