@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "spardl"
 
 # From the ground up. Modules on one line may import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("version", "errors", "config", "metrics", "blocks"),
+    ("version", "errors", "config", "metrics", "blocks", "agreement"),
     ("kernels",),
     ("sparse",),
     ("accumulator",),

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from spardl.accumulator import Momentum
+from spardl.agreement import check_agreement
 from spardl.collectives.program import Operation
 from spardl.config import METHODS, DensitySchedule, SyncConfig
 from spardl.errors import ConfigError, ConfigMismatch, PeerError
-from spardl.sync import Member, Part, Synchronizer, check_agreement, partition
+from spardl.sync import Member, Part, Synchronizer, partition
 from threads import PATIENCE, Board, ThreadTransport, on_threads
 
 MEMBERS = [Member("a", 700), Member("b", 60), Member("c", 500)]

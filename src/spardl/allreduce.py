@@ -6,10 +6,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from spardl.config import SyncConfig
+from spardl.agreement import check_agreement
+from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError
 from spardl.metrics import GroupStats
-from spardl.sync import Member, Part, Synchronizer, check_agreement, configure
+from spardl.sync import Member, Part, Synchronizer
 from spardl.transport.torchdist import Group, TorchTransport
 
 

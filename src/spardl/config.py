@@ -150,6 +150,15 @@ class SyncConfig:
         return dataclasses.asdict(self)
 
 
+def configure(config: SyncConfig | None, settings: dict[str, Any]) -> SyncConfig:
+    """`config`, or the defaults, with these settings on top."""
+    unknown = sorted(settings.keys() - SyncConfig.__dataclass_fields__.keys())
+    if unknown:
+        known = tuple(SyncConfig.__dataclass_fields__)
+        check_choice("setting", unknown[0], known)
+    return dataclasses.replace(config or SyncConfig(), **settings)
+
+
 def check_density(density: float) -> None:
     if not (is_number(density) and 0 < density <= 1):
         raise ConfigError(f"density {density} is outside (0, 1]; 0.01 sends one entry in a hundred, 1 sends all.")

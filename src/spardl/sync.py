@@ -4,10 +4,8 @@ State is keyed by parameter name. A *group* is a run of tensors that is synchron
 one method. A step runs its groups one after the other, and then commits all of them or rolls all of them back.
 """
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,12 +18,11 @@ from spardl.collectives.dense import Dense
 from spardl.collectives.memory import Memory
 from spardl.collectives.method import Method, Place, method_class
 from spardl.collectives.program import AllReduce
-from spardl.config import SyncConfig, check_choice
-from spardl.errors import ConfigError, ConfigMismatch
+from spardl.config import SyncConfig
+from spardl.errors import ConfigError
 from spardl.metrics import GroupStats, SyncStats
 from spardl.sparse import SparseBlocks
 from spardl.transport.base import Transport, run
-from spardl.version import __version__
 from spardl.wire.frame import Codec
 
 
@@ -419,47 +416,6 @@ def partition(members: Sequence[Member], limit: int) -> list[list[Member]]:
         groups[-1].append(member)
         size += member.elements
     return groups
-
-
-def configure(config: SyncConfig | None, settings: dict[str, Any]) -> SyncConfig:
-    """`config`, or the defaults, with these settings on top."""
-    unknown = sorted(settings.keys() - SyncConfig.__dataclass_fields__.keys())
-    if unknown:
-        known = tuple(SyncConfig.__dataclass_fields__)
-        check_choice("setting", unknown[0], known)
-    return replace(config or SyncConfig(), **settings)
-
-
-def check_agreement(facts: dict[str, Any], gather: Callable[[str], list[str]], what: str) -> None:
-    """Raise `ConfigMismatch` on all ranks, naming two that differ, and in what. Collective.
-
-    `gather` gives every rank's text. The facts travel only if their fingerprints differ.
-    """
-    text = json.dumps({"spardl version": __version__, **facts})
-    if len(set(gather(hashlib.sha256(text.encode()).hexdigest()))) == 1:
-        return
-    texts = gather(text)
-    for rank, text in enumerate(texts):
-        if text == texts[0]:
-            continue
-        first, other = json.loads(texts[0]), json.loads(text)
-        for key in sorted(set(first) | set(other)):
-            if first.get(key) != other.get(key):
-                ours, theirs = _difference(first.get(key), other.get(key))
-                raise ConfigMismatch(
-                    f"ranks 0 and {rank} differ in {what}: {key} is {ours} on rank 0 and {theirs} on rank {rank};"
-                    " start all ranks with the same settings and the same model.",
-                    ranks=(0, rank),
-                )
-
-
-def _difference(first: object, other: object) -> tuple[str, str]:
-    """The parts worth showing: of two lists, only the first place where they part."""
-    if isinstance(first, list) and isinstance(other, list):
-        if len(first) != len(other):
-            return f"{len(first)} items", f"{len(other)} items"
-        return next((repr(a), repr(b)) for a, b in zip(first, other, strict=True) if a != b)
-    return repr(first), repr(other)
 
 
 def _as_float(gradient: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conservation import check_step, heavy_tailed, total
 from spardl.collectives.dense import Dense
 from spardl.collectives.method import method_class
 from spardl.config import METHODS, SyncConfig
@@ -18,28 +19,12 @@ WORKERS = [1, 2, 3, 5, 7, 8, 14, 17]
 
 
 def gradients(count, length, generator, kind="heavy"):
-    made = [torch.randn(length, generator=generator) ** 3 for _ in range(count)]
+    made = heavy_tailed(count, length, generator)
     if kind == "ties":
         return [gradient.round() for gradient in made]
     if kind == "zeros":
         return [gradient * (torch.rand(length, generator=generator) < 0.05) for gradient in made]
     return made
-
-
-def total(tensors):
-    return sum(tensor.double() for tensor in tensors)
-
-
-def check_step(cluster, given_gradients):
-    before = total(given_gradients) + total(cluster.residuals())
-    size = total([t.abs() for t in given_gradients]) + total([t.abs() for t in cluster.residuals()])
-    results = cluster.step(given_gradients)
-    for rank, result in enumerate(results):
-        assert torch.equal(result, results[0]), f"rank {rank} holds another result than rank 0"
-    lost = (before - results[0].double() - total(cluster.residuals())).abs()
-    worst = int((lost - 1e-5 * size).argmax())
-    assert lost[worst] <= 1e-5 * size[worst], f"coordinate {worst} lost {lost[worst]:.3g} of {size[worst]:.3g}"
-    return results[0]
 
 
 @pytest.mark.parametrize("workers", WORKERS)

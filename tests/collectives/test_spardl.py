@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conservation import check_step, heavy_tailed, total
 from spardl.config import SyncConfig, is_power_of_two
 from spardl.simulation import SimulatedCluster
 
@@ -21,27 +22,6 @@ def divisors(workers):
 def settings_for(workers):
     """Every way to form teams, with every gather that can serve it."""
     return [(d, g) for d in divisors(workers) for g in "rb" if g == "b" or is_power_of_two(d)]
-
-
-def heavy_tailed(count, length, generator):
-    return [torch.randn(length, generator=generator) ** 3 for _ in range(count)]
-
-
-def total(tensors):
-    return sum(tensor.double() for tensor in tensors)
-
-
-def check_step(cluster, gradients):
-    """One step under the conservation law; returns the sum that all ranks hold."""
-    before = total(gradients) + total(cluster.residuals())
-    size = total([t.abs() for t in gradients]) + total([t.abs() for t in cluster.residuals()])
-    results = cluster.step(gradients)
-    for rank, result in enumerate(results):
-        assert torch.equal(result, results[0]), f"rank {rank} holds another result than rank 0"
-    lost = (before - results[0].double() - total(cluster.residuals())).abs()
-    worst = int((lost - 1e-5 * size).argmax())
-    assert lost[worst] <= 1e-5 * size[worst], f"coordinate {worst} lost {lost[worst]:.3g} of {size[worst]:.3g}"
-    return results[0]
 
 
 @pytest.mark.parametrize("values", VALUES)

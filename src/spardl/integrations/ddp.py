@@ -21,14 +21,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from spardl.accumulator import Momentum
+from spardl.agreement import check_agreement
 from spardl.collectives.dense import Dense
 from spardl.collectives.method import method_class
 from spardl.collectives.program import AllReduce
-from spardl.config import SyncConfig
+from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError, SparDLWarning
 from spardl.integrations.momentum import LocalMomentum
 from spardl.metrics import SyncStats
-from spardl.sync import Group, Member, Part, Synchronizer, check_agreement, configure, partition
+from spardl.sync import Group, Member, Part, Synchronizer, partition
 from spardl.transport.torchdist import Group as ProcessGroup
 from spardl.transport.torchdist import TorchTransport
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.kernels import _compiled as loops
+from spardl.kernels import _gaps as gap_loops
 
 Ints = NDArray[np.int64]
 
@@ -154,19 +155,19 @@ def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor
 def plan_gaps(counts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """How many low bits each block's gaps keep apart, and the most bits that its indices can then take."""
     widths, worst = np.empty_like(counts), np.empty_like(counts)
-    loops.plan_gaps(np.ascontiguousarray(counts), np.ascontiguousarray(lengths), widths, worst)
+    gap_loops.plan_gaps(np.ascontiguousarray(counts), np.ascontiguousarray(lengths), widths, worst)
     return widths, worst
 
 
 def write_gaps(room: int, low_bits: Ints, counts: Ints, indices: Tensor) -> Tensor:
     """The bytes (at most `room`) of the Rice-coded gaps between ascending indices, block after block."""
     out = torch.zeros(room, dtype=torch.uint8)
-    bits = loops.write_gaps(out.numpy(), low_bits, counts, indices.numpy())
+    bits = gap_loops.write_gaps(out.numpy(), low_bits, counts, indices.numpy())
     return out[: (bits + 7) // 8]
 
 
 def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> Tensor | None:
     """Undo `write_gaps`; None unless `data` holds exactly these counts with every index inside its block."""
     indices = torch.empty(int(counts.sum()), dtype=torch.int32)
-    bits = loops.read_gaps(data.numpy(), low_bits, counts, lengths, indices.numpy())
+    bits = gap_loops.read_gaps(data.numpy(), low_bits, counts, lengths, indices.numpy())
     return indices if bits >= 0 and (bits + 7) // 8 == data.numel() else None

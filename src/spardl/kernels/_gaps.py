@@ -1,0 +1,116 @@
+"""Rice-coded gaps, compiled: the low bits of all gaps of a block, then their quotients in unary. See wire/gaps.py."""
+
+import numpy as np
+
+from spardl.kernels._compiled import _fast, compiled
+
+
+@compiled("void(int64[::1], int64[::1], int64[::1], int64[::1])")
+def plan_gaps(counts, lengths, widths, worst):
+    """For each block the number of low bits with the smallest worst case, and that case's bits."""
+    for b in range(counts.size):
+        count, zeros = counts[b], lengths[b] - counts[b]
+        widths[b] = 0
+        worst[b] = count + zeros if count else 0
+        for width in range(1, 32):
+            bits = count * (width + 1) + (zeros >> width)
+            if bits < worst[b]:
+                widths[b] = width
+                worst[b] = bits
+
+
+@_fast
+def _write_block(out, cursor, low_bits, indices):
+    """Append the gaps between ascending indices to the bit stream at bit `cursor`; return the new cursor."""
+    mask = np.uint64((1 << low_bits) - 1)
+    held = cursor & 7
+    byte = cursor >> 3
+    pending = np.uint64(out[byte]) if held else np.uint64(0)  # bits not yet written, lowest first
+    previous = -1
+    for i in range(indices.size):
+        gap = np.uint64(indices[i] - previous - 1)
+        previous = indices[i]
+        pending |= (gap & mask) << np.uint64(held)
+        held += low_bits
+        while held >= 8:
+            out[byte] = np.uint8(pending & np.uint64(255))
+            pending >>= np.uint64(8)
+            byte += 1
+            held -= 8
+    if held:
+        out[byte] = np.uint8(pending)
+    cursor = (byte << 3) + held
+    previous = -1
+    for i in range(indices.size):
+        cursor += (indices[i] - previous - 1) >> low_bits
+        previous = indices[i]
+        out[cursor >> 3] |= np.uint8(1 << (cursor & 7))
+        cursor += 1
+    return cursor
+
+
+@_fast
+def _read_block(data, cursor, low_bits, length, indices):
+    """Undo `_write_block`; return the new cursor, or -1 if the bits run out or an index leaves [0, length)."""
+    limit = data.size * 8
+    high = cursor + low_bits * indices.size
+    if high + indices.size > limit:
+        return np.int64(-1)
+    mask = np.uint64((1 << low_bits) - 1)
+    most = length >> low_bits  # a larger quotient leaves the block, and might overflow when it is shifted
+    index = np.int64(-1)
+    for i in range(indices.size):
+        quotient = np.int64(0)
+        while True:
+            if high >= limit:
+                return np.int64(-1)
+            rest = data[high >> 3] >> np.uint8(high & 7)
+            if rest == 0:
+                skip = 8 - (high & 7)
+                quotient += skip
+                high += skip
+                continue
+            while rest & 1 == 0:
+                rest >>= 1
+                quotient += 1
+                high += 1
+            high += 1
+            break
+        if quotient > most:
+            return np.int64(-1)
+        low = np.uint64(0)
+        if low_bits:
+            byte = cursor >> 3
+            for b in range(min(5, data.size - byte)):
+                low |= np.uint64(data[byte + b]) << np.uint64(8 * b)
+            low = (low >> np.uint64(cursor & 7)) & mask
+            cursor += low_bits
+        index += 1 + (quotient << low_bits) + np.int64(low)
+        if index >= length:
+            return np.int64(-1)
+        indices[i] = index
+    return high
+
+
+@compiled("int64(uint8[::1], int64[::1], int64[::1], int32[::1])")
+def write_gaps(out, low_bits, counts, indices):
+    """Write every block's gaps into the zeroed `out`, one bit stream; return its length in bits."""
+    cursor = np.int64(0)
+    done = 0
+    for b in range(counts.size):
+        cursor = _write_block(out, cursor, low_bits[b], indices[done : done + counts[b]])
+        done += counts[b]
+    return cursor
+
+
+@compiled("int64(uint8[::1], int64[::1], int64[::1], int64[::1], int32[::1])")
+def read_gaps(data, low_bits, counts, lengths, indices):
+    """Undo `write_gaps`; return the length in bits, or -1 if the stream does not hold these counts."""
+    cursor = np.int64(0)
+    done = 0
+    for b in range(counts.size):
+        cursor = _read_block(data, cursor, low_bits[b], lengths[b], indices[done : done + counts[b]])
+        if cursor < 0:
+            return cursor
+        done += counts[b]
+    return cursor
