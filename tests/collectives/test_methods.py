@@ -12,7 +12,7 @@ from conservation import check_step, heavy_tailed, total
 from spardl.collectives.dense import Dense
 from spardl.collectives.method import method_class
 from spardl.config import METHODS, SyncConfig
-from spardl.simulation import SimulatedCluster
+from spardl.simulation import SimulatedCluster, simulate
 
 SPARSE = [name for name in METHODS if not issubclass(method_class(name), Dense)]
 WORKERS = [1, 2, 3, 5, 7, 8, 14, 17]
@@ -123,6 +123,13 @@ def test_bytes_of_the_exact_methods_equal_their_formulas(workers):
         assert max(memory.entries_sent for memory in cluster.memories) == expected
         sent = max(traffic.bytes_sent for traffic in cluster.network.traffic)
         assert 8 * expected < sent <= 8 * expected + 20 * 2 * workers
+
+
+@pytest.mark.parametrize("method", SPARSE)
+def test_bits_per_entry_are_counted(method):
+    """Index and value of an entry take more than the index alone and less than 64 bits, but for tiny frames."""
+    report = simulate(workers=4, elements=50_000, config=SyncConfig(method=method, density=0.02), steps=4)
+    assert 12 < report.bits_per_entry < 64
 
 
 @pytest.mark.parametrize("method", SPARSE)

@@ -5,6 +5,8 @@ A rank whose gradient is not finite takes part with poisoned frames; whoever ope
 end of any all-reduce every rank knows, and every rank rolls its step back.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from torch import Tensor
 
@@ -20,7 +22,7 @@ class Memory:
     def __init__(self, acc: Accumulator, codec: Codec) -> None:
         self.acc = acc
         self.codec = codec
-        self.entries_sent = 0
+        self._sent = _Sent()
         self._kernels = kernels.for_device(acc.device)
 
     @property
@@ -52,12 +54,19 @@ class Memory:
 
     def without_values(self) -> "Memory":
         """The same memory, with frames that carry indices only."""
-        return Memory(self.acc, Codec("none", self.codec.indices))
+        twin = Memory(self.acc, Codec("none", self.codec.indices))
+        twin._sent = self._sent
+        return twin
+
+    @property
+    def entries_sent(self) -> int:
+        """Indices that have left this rank, with or without values, since it was made."""
+        return self._sent.entries
 
     def pack(self, coded: CodedBlocks, budgets: Ints) -> Tensor:
         if self.acc.poisoned:
             coded = self._nothing(coded.ids)
-        self.entries_sent += int(coded.counts.sum())
+        self._sent.entries += int(coded.counts.sum())
         return self.codec.pack(coded, self.lengths[coded.ids], budgets, poisoned=self.acc.poisoned)
 
     def capacity(self, ids: Ints, budgets: Ints) -> int:
@@ -100,6 +109,11 @@ class Memory:
 
     def _nothing(self, ids: Ints) -> CodedBlocks:
         return self.codec.code(SparseBlocks.empty(ids, self.acc.device))
+
+
+@dataclass(slots=True)
+class _Sent:
+    entries: int = 0
 
 
 def _where(entries: SparseBlocks, mask: Tensor) -> SparseBlocks:
