@@ -103,14 +103,25 @@ def test_a_rank_that_stays_silent_is_named_after_the_timeout() -> None:
         assert found["intact"]
 
 
-def test_a_dense_group_fails_as_fast_though_without_a_name() -> None:
-    """The transport's own all-reduce knows that somebody is gone, not who; residuals are intact all the same."""
+def test_a_dense_group_names_the_rank_that_dies_as_well() -> None:
+    """The transport's own all-reduce only knows that it failed; the survivors then find out who is gone."""
     *survivors, _ = desert({"groups": 1000, "dense_below": 10_000, "timeout": 60}, die)
     for kind, found in survivors:
         assert kind == "returned", found
+        assert found["peer"] == 2
+        assert "rank 2 (127.0.0.1) is gone" in found["text"]
         assert found["seconds"] < 20
         assert found["intact"]
         assert found["again"] == found["text"]
+
+
+def test_a_dense_group_names_the_rank_that_stays_silent() -> None:
+    *waiting, _ = desert({"groups": 1000, "dense_below": 10_000, "timeout": 1}, fall_silent)
+    for kind, found in waiting:
+        assert kind == "returned", found
+        assert found["peer"] == 2
+        assert "rank 2 (127.0.0.1) does not answer" in found["text"]
+        assert found["intact"]
 
 
 def renamed() -> nn.Module:

@@ -20,6 +20,8 @@ from spardl.collectives.program import AllReduce, Operation, Round
 from spardl.errors import ConfigError, PeerError
 from spardl.metrics import Traffic
 
+ANSWER_S = 2.0  # that a live rank may take to say so, after a collective has failed
+
 Group = dist.ProcessGroup | DeviceMesh | None
 
 
@@ -42,6 +44,10 @@ class TorchTransport:
         # Only members meet here: other ranks may be making groups of their own.
         self._group: dist.ProcessGroup = dist.new_group(
             ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True
+        )
+        # Unused until a collective fails, which leaves its own group useless; then it finds out who is gone.
+        self._watch: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True
         )
         self.rank = ranks.index(dist.get_rank())
         self.workers = len(ranks)
@@ -126,10 +132,37 @@ class TorchTransport:
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
+            gone, silent = self._missing()
+            peer = next(iter(gone + silent), None)
+            why = _first_line(error)  # if all of them answer after all
+            if peer is not None:
+                why = f"rank {peer} ({self.addresses[peer]}) {'is gone' if gone else 'does not answer'}"
             raise PeerError(
-                f"{name} over {self.workers} ranks failed: {_first_line(error)}. A process may be gone."
-                " Residuals are intact; resume from the last checkpoint."
+                f"{name} over {self.workers} ranks failed: {why}."
+                " Residuals are intact; resume from the last checkpoint.",
+                peer=peer,
             ) from error
+
+    def _missing(self) -> tuple[list[int], list[int]]:
+        """Peers whose connection is closed, and peers that stay silent when every rank sends every other a byte."""
+        gone: list[int] = []
+        silent: list[int] = []
+        answers = []
+        word = torch.zeros(1, dtype=torch.uint8)
+        for peer in set(range(self.workers)) - {self.rank}:
+            heard = torch.zeros_like(word)
+            try:
+                said = self._watch.send([word], peer, 0)
+                answers.append((peer, self._watch.recv([heard], peer, 0), heard, said))
+            except RuntimeError:
+                gone.append(peer)
+        patience = min(self._timeout, timedelta(seconds=ANSWER_S))
+        for peer, answer, _, _ in answers:
+            try:
+                answer.wait(patience)
+            except RuntimeError as error:
+                (silent if "timed out" in str(error).lower() else gone).append(peer)
+        return gone, silent
 
 
 def member_ranks(group: Group) -> list[int]:
