@@ -1,24 +1,26 @@
 """The training loop: one recipe, one way to synchronise, on the ranks of an existing process group."""
 
 import dataclasses
-import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.config import SyncConfig
 from spardl.integrations.ddp import SyncHandle, attach
-from spardl.train.data import Examples
+from spardl.train.data import load_data
+from spardl.train.dataset import DataSet
+from spardl.train.models import build_model
 from spardl.train.recipes import Recipe
 from spardl.train.settings import TrainSettings
+from spardl.train.source import batches
 
 EVALUATION_BATCH = 256
+TEST_SEED = 20240513
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,14 @@ def train(recipe: Recipe, settings: TrainSettings, config: SyncConfig, observer:
     """
     rank, workers = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(settings.seed)
-    data = recipe.load_data()
-    steps = data.steps_per_epoch(workers, settings.batch_size)
-    model = DistributedDataParallel(recipe.build_model())
+    data = load_data(recipe.data)
+    steps = len(data.train.order(workers, settings.batch_size, seed=settings.seed, epoch=0))
+    model = DistributedDataParallel(build_model(recipe.model, data.facts, data.name))
     optimizer = torch.optim.SGD(
         model.parameters(), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=settings.epochs * steps)
     sync = attach(model, optimizer=optimizer, config=config)
-    test_shard = data.test.shard(rank, workers)
 
     observer.begin(config.method, settings.epochs, steps)
     epochs = []
@@ -111,9 +112,11 @@ def train(recipe: Recipe, settings: TrainSettings, config: SyncConfig, observer:
         started = time.perf_counter()
         model.train()
         loss_sum = torch.zeros((), dtype=torch.float64)
-        for batch in data.batches(rank, workers, settings.batch_size, seed=settings.seed, epoch=epoch):
+        carried = None
+        positions = data.train.order(workers, settings.batch_size, seed=settings.seed, epoch=epoch)[:, rank]
+        for batch in batches(data.train, positions, seeds=(settings.seed, epoch, rank)):
             optimizer.zero_grad()
-            loss = cross_entropy(model(batch.inputs), batch.labels)
+            loss, carried = data.task.loss(model, batch, carried)
             loss.backward()
             optimizer.step()
             schedule.step()
@@ -121,7 +124,8 @@ def train(recipe: Recipe, settings: TrainSettings, config: SyncConfig, observer:
             observer.step()
         seconds = time.perf_counter() - started
         dist.all_reduce(loss_sum)
-        test_loss, accuracy = evaluate(model.module, test_shard)
+        figures = evaluate(model.module, data)
+        test_loss, accuracy = figures["loss"], figures["accuracy"]
         report = EpochReport(epoch + 1, loss_sum.item() / (steps * workers), test_loss, accuracy, seconds)
         observer.epoch(report)
         epochs.append(report)
@@ -129,18 +133,16 @@ def train(recipe: Recipe, settings: TrainSettings, config: SyncConfig, observer:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, shard: Examples) -> tuple[float, float]:
-    """Mean loss and accuracy over the shards of all ranks together: exact, each example counts once."""
+def evaluate(model: nn.Module, data: DataSet) -> dict[str, float]:
+    """The task's figures over the whole test set, each rank testing its share: exact, each example counts once."""
+    rank, workers = dist.get_rank(), dist.get_world_size()
     model.eval()
-    totals = torch.zeros(3, dtype=torch.float64)
-    for batch in shard.in_batches(EVALUATION_BATCH):
-        scores: Tensor = model(batch.inputs)
-        totals[0] += cross_entropy(scores, batch.labels, reduction="sum")
-        totals[1] += (scores.argmax(dim=1) == batch.labels).sum()
-        totals[2] += len(batch)
+    totals, carried = torch.zeros(data.task.sums, dtype=torch.float64), None
+    for batch in batches(data.test, data.test.sweep(rank, workers, EVALUATION_BATCH), seeds=(TEST_SEED, rank)):
+        sums, carried = data.task.measure(model, batch, carried)
+        totals = totals + sums
     dist.all_reduce(totals)
-    loss, correct, count = totals.tolist()
-    return (loss / count, correct / count) if count else (math.nan, math.nan)
+    return data.task.figures(totals)
 
 
 def _report(

@@ -1,9 +1,9 @@
-"""Models that recipes train."""
+"""Small convolutional networks for grey images."""
 
 from torch import nn
 
 
-def digits_cnn(classes: int = 10) -> nn.Module:
+def digits_cnn(classes: int) -> nn.Module:
     """Two convolutions and two linear layers for 8 x 8 grey images: 151 thousand parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, kernel_size=3, padding=1),
