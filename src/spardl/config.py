@@ -27,6 +27,7 @@ METHODS: dict[str, str] = {
     "dense-ring": "spardl.collectives.dense:DenseRing",
     "dense-rhd": "spardl.collectives.dense:DenseHalvingDoubling",
     "topka": "spardl.collectives.topka:TopkA",
+    "topka2": "spardl.collectives.topka:TopkA2",
     "topkdsa": "spardl.collectives.topkdsa:TopkDSA",
     "gtopk": "spardl.collectives.gtopk:GTopk",
     "oktopk": "spardl.collectives.oktopk:OkTopk",

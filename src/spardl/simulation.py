@@ -89,6 +89,7 @@ class SimulationReport:
     bits_per_entry: float
     nnz: int
     conserved: bool
+    lost_share: float
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -107,16 +108,18 @@ def simulate(
     """Synchronise heavy-tailed random gradients for `steps` steps and report what it cost.
 
     `conserved` says whether, over every step and coordinate, what all ranks put in equals what they got out plus what
-    they kept, to float32 accuracy.
+    they kept, to float32 accuracy; `lost_share` is what was missing then, as a share of the magnitude put in.
     """
     if steps < 1:
         raise ConfigError(f"{steps} steps leave nothing to simulate; give 1 or more.")
     cluster = SimulatedCluster(workers, elements, config, latency=latency, bandwidth=bandwidth)
     generator = torch.Generator().manual_seed(seed)
-    conserved = True
+    conserved, lost = True, 0.0
     for _ in range(steps):
         gradients = [torch.randn(elements, generator=generator) ** 3 for _ in range(workers)]
-        conserved &= _conserves(cluster, gradients)
+        kept_all, share = _balance(cluster, gradients)
+        conserved &= kept_all
+        lost += share / steps
     traffic = cluster.network.traffic
     entries = sum(memory.entries_sent for memory in cluster.memories)
     sent = sum(rank.bytes_sent for rank in traffic)
@@ -137,17 +140,23 @@ def simulate(
         bits_per_entry=8 * sent / entries if entries else 32.0 if sent else 0.0,
         nnz=elements if result is None else len(result),
         conserved=conserved,
+        lost_share=0.0 if conserved else lost,
     )
 
 
-def _conserves(cluster: SimulatedCluster, gradients: list[Tensor]) -> bool:
-    """Step, and hold the sum of what went in against the sum of what came out and what stayed."""
+def _balance(cluster: SimulatedCluster, gradients: list[Tensor]) -> tuple[bool, float]:
+    """Step, and hold the sum of what went in against the sum of what came out and what stayed.
+
+    Returns whether they are equal, on all ranks alike, and the missing share of the step's gradients.
+    """
     before = _total(gradients) + _total(cluster.residuals())
     magnitude = _total([gradient.abs() for gradient in gradients]) + _total([r.abs() for r in cluster.residuals()])
     results = cluster.step(gradients)
     after = results[0].double() + _total(cluster.residuals())
     identical = all(torch.equal(results[0], other) for other in results[1:])
-    return identical and bool(((before - after).abs() <= 1e-5 * magnitude + 1e-30).all())
+    missing = (before - after).abs()
+    share = float(missing.sum() / _total([gradient.abs() for gradient in gradients]).sum())
+    return identical and bool((missing <= 1e-5 * magnitude + 1e-30).all()), share
 
 
 def _total(tensors: list[Tensor]) -> Tensor:

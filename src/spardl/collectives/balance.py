@@ -1,0 +1,57 @@
+"""Equal slices: members that hold different numbers of entries deal them out anew, in order.
+
+A gather is as slow as its largest piece. After this round all pieces are alike, whoever had summed what.
+Cost: one round; a member sends only what it has too much of, so at most its own entries.
+"""
+
+import numpy as np
+import torch
+
+from spardl.collectives.memory import Memory
+from spardl.collectives.program import Program, Round, Team
+from spardl.sparse import Ints, SparseBlocks
+
+WHOLE = np.array([0])  # the one block that all entries are addressed by
+
+
+def deal_evenly(team: Team, memory: Memory, mine: SparseBlocks, counts: Ints) -> Program[tuple[SparseBlocks, Ints]]:
+    """This member's slice of all members' entries, and the sizes of all slices.
+
+    Member i holds `counts[i]` entries of block 0, all of them before those of member i + 1.
+    """
+    held = np.concatenate(([0], np.cumsum(counts)))
+    wanted = np.arange(team.size + 1) * held[-1] // team.size
+
+    def overlap(holder: int, taker: int) -> tuple[int, int]:
+        return max(held[holder], wanted[taker]), min(held[holder + 1], wanted[taker + 1])
+
+    sends, receives = [], []
+    kept = SparseBlocks.empty(WHOLE, memory.acc.device)
+    for distance in range(team.size):
+        taker, giver = (team.position + distance) % team.size, (team.position - distance) % team.size
+        first, stop = overlap(team.position, taker)
+        if first < stop:
+            piece = _slice(mine, first - held[team.position], stop - held[team.position])
+            if distance:
+                sends.append((team.member(distance), memory.pack(memory.code(piece), np.array([stop - first]))))
+            else:
+                kept = piece
+        first, stop = overlap(giver, team.position)
+        if distance and first < stop:
+            receives.append((giver, -distance, np.array([stop - first])))
+    places = [(team.member(distance), memory.capacity(WHOLE, size)) for _, distance, size in receives]
+    frames = yield Round(sends, places, "balance")
+    pieces = {team.position: kept}
+    for (giver, distance, size), frame in zip(receives, frames, strict=True):
+        pieces[giver] = memory.unpack(frame, WHOLE, size, team.member(distance)).decode()
+    return join([pieces[giver] for giver in sorted(pieces)]), np.diff(wanted)
+
+
+def _slice(entries: SparseBlocks, first: int, stop: int) -> SparseBlocks:
+    return SparseBlocks(WHOLE, np.array([stop - first]), entries.indices[first:stop], entries.values[first:stop])
+
+
+def join(pieces: list[SparseBlocks]) -> SparseBlocks:
+    """Slices of one block, in order, as one."""
+    indices = torch.cat([piece.indices for piece in pieces])
+    return SparseBlocks(WHOLE, np.array([len(indices)]), indices, torch.cat([piece.values for piece in pieces]))
