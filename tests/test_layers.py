@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("wire",),
     ("collectives",),
     ("transport",),
-    ("sync", "allreduce", "simulation"),
+    ("sync", "allreduce", "simulation", "diagnosis"),
     ("planning",),
     ("integrations",),
     ("train",),

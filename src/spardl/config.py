@@ -21,6 +21,8 @@ Threshold = Literal["quantile", "published"]
 
 LONGEST_TIMEOUT = 31 * 24 * 3600.0
 
+MERGES = ("exact", "omgs", "mgwfbp", "layer", "single", "size:N")
+
 # A method is one file plus one line here.
 METHODS: dict[str, str] = {
     "dense": "spardl.collectives.dense:Dense",
@@ -81,6 +83,11 @@ class SyncConfig:
     rebalance   how ExDyna moves its partitions: "prefix" shares, or between "neighbour"s as published
     threshold   how ExDyna and MiCRO follow their target: "quantile" with trend, or the "published" rule
     groups      "model", "bucket" (as DDP delivers), or the largest number of elements in a group
+    merge       let a planner choose the groups, after a few steps: "exact", "omgs", "mgwfbp", "size:N", "layer" or
+                "single"; exchanges then overlap with backward
+    density_range  with `merge`: the least and the largest density of a group, such as (0.001, 0.1), to choose for each
+                what backward can hide (LAGS), dense where that fits
+    delta_every measure every so many steps how much better than chance a group's selection is (costs a dense exchange)
     dense_below groups with fewer elements than this go dense
     local_clip  clip the norm of each worker's own gradient to this over sqrt(workers), before it is accumulated
     timeout     seconds that any wait for a peer may take
@@ -98,6 +105,9 @@ class SyncConfig:
     rebalance: Rebalance = "prefix"
     threshold: Threshold = "quantile"
     groups: int | Literal["model", "bucket"] = "model"
+    merge: str | None = None
+    density_range: tuple[float, float] | None = None
+    delta_every: int = 0
     dense_below: int = 1024
     local_clip: float | None = None
     timeout: float = 300.0
@@ -120,6 +130,7 @@ class SyncConfig:
             raise ConfigError(
                 f'groups of at most {self.groups!r} elements hold nothing; give 1 or more, or groups="model".'
             )
+        self._check_merging()
         if self.teams != "auto" and not is_count(self.teams, least=1):
             raise ConfigError(f'teams={self.teams!r} is not a number of teams; give 1 or more, or teams="auto".')
         if not is_count(self.dense_below):
@@ -129,6 +140,26 @@ class SyncConfig:
         if not (is_number(self.timeout) and 0 < self.timeout <= LONGEST_TIMEOUT):
             raise ConfigError(
                 f"timeout={self.timeout!r} is no time to wait; give a number of seconds above 0, at most a month."
+            )
+
+    def _check_merging(self) -> None:
+        if self.merge is not None:
+            check_merge(self.merge)
+            if self.groups != "model":
+                raise ConfigError(
+                    f"give merge={self.merge!r} or groups={self.groups!r}, not both: merging makes groups."
+                )
+        if self.density_range is not None:
+            if self.merge is None:
+                raise ConfigError('density_range needs a plan to fit densities to; add merge="exact".')
+            floor, ceiling = self.density_range
+            check_density(floor)
+            check_density(ceiling)
+            if floor > ceiling:
+                raise ConfigError(f"density_range begins with {floor}, above its end {ceiling}; swap them.")
+        if not is_count(self.delta_every):
+            raise ConfigError(
+                f"delta_every={self.delta_every!r} is not a number of steps; give 1 or more, or 0 for never."
             )
 
     def density_at(self, step: int) -> float:
@@ -163,6 +194,14 @@ def configure(config: SyncConfig | None, settings: dict[str, Any]) -> SyncConfig
 def check_density(density: float) -> None:
     if not (is_number(density) and 0 < density <= 1):
         raise ConfigError(f"density {density} is outside (0, 1]; 0.01 sends one entry in a hundred, 1 sends all.")
+
+
+def check_merge(name: str) -> None:
+    kind, colon, number = str(name).partition(":")
+    if kind != "size":
+        check_choice("merge", name, MERGES)
+    elif not (colon and number.isascii() and number.isdigit() and int(number)):
+        raise ConfigError(f"merge={name!r} names no size; give a number of elements, such as size:8192.")
 
 
 def check_teams(workers: int, teams: int, gather: str) -> None:

@@ -38,7 +38,10 @@ class Traffic:
 
 @dataclass(slots=True)
 class GroupStats:
-    """One group (or all of them together), cumulated over its steps on this rank."""
+    """One group (or all of them together), cumulated over its steps on this rank.
+
+    `delta` is the last diagnosis of its selection: what it left behind, relative to chance.
+    """
 
     name: str
     elements: int
@@ -53,6 +56,7 @@ class GroupStats:
     seconds_selecting: float = 0.0
     seconds_waiting: float = 0.0
     seconds_transferring: float = 0.0
+    delta: float | None = None
 
     @property
     def density(self) -> float:

@@ -4,6 +4,7 @@ State is keyed by parameter name. A *group* is a run of tensors that is synchron
 one method. A step runs its groups one after the other, and then commits all of them or rolls all of them back.
 """
 
+import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,13 @@ from torch import Tensor
 
 from spardl import kernels
 from spardl.accumulator import Accumulator, Momentum
+from spardl.blocks import entries
 from spardl.collectives.dense import Dense
 from spardl.collectives.memory import Memory
 from spardl.collectives.method import Method, Place, method_class
 from spardl.collectives.program import AllReduce
 from spardl.config import SyncConfig
+from spardl.diagnosis import delta
 from spardl.errors import ConfigError
 from spardl.metrics import GroupStats, SyncStats
 from spardl.sparse import SparseBlocks
@@ -74,6 +77,7 @@ class Group:
     dense_method: Method
     memory: Memory
     stats: GroupStats
+    density: float | None = None  # of its own, rather than the configuration's
     offsets: dict[str, int] = field(default_factory=dict)
     outcome: _Outcome | None = None
 
@@ -104,11 +108,16 @@ class Synchronizer:
 
     # --- groups ---------------------------------------------------------------------------------------------------
 
-    def regroup(self, groups: Iterable[Sequence[Member]]) -> None:
-        """Arrange members in these groups from the next step on; residuals and velocities move along, bit for bit."""
+    def regroup(self, groups: Iterable[Sequence[Member]], densities: Sequence[float | None] | None = None) -> None:
+        """Arrange members in these groups from the next step on; residuals and velocities move along, bit for bit.
+
+        `densities` gives groups a density of their own.
+        """
         for group in list(self.groups):
             self._dissolve(group)
         self.groups = [self._form(members) for members in groups]
+        for group, density in zip(self.groups, densities or (), strict=False):
+            group.density = density
 
     def group_of(self, members: Sequence[Member]) -> Group:
         """The group of exactly these members; made from the groups that held them, if it is not there yet."""
@@ -180,7 +189,7 @@ class Synchronizer:
 
     def _exchange(self, group: Group, parts: Sequence[Part]) -> None:
         acc, offsets = group.memory.acc, group.offsets
-        density = self.config.density_at(self.steps)
+        density = self._density(group)
         dense = group.stats.dense or density >= 1.0
         buffers = [_as_float(part.gradient) for part in parts]
         outcome = group.outcome = _Outcome(parts, buffers, group.method.state_dict())
@@ -196,6 +205,7 @@ class Synchronizer:
         if dense and acc.poisoned:
             acc.values.fill_(torch.nan)
         method = group.dense_method if dense else group.method
+        total = self._total(group) if not dense and self._is_diagnosed else None
         result = run(method.synchronize(group.memory, density), self.transport)
         if dense:
             acc.poisoned = not (self._kernels.all_finite(acc.values) and self._fits(group, parts))
@@ -205,9 +215,31 @@ class Synchronizer:
         elif not acc.poisoned:
             assert result is not None
             acc.settle(result)
+            if total is not None:
+                group.stats.delta = delta(total, *acc.natural(result), entries(density, total.numel()))
             outcome.averages = self._averages(group, parts, result)
             acc.poisoned = not all(bool(torch.isfinite(values).all()) for _, values in outcome.averages)
         self.poisoned |= acc.poisoned
+
+    def _density(self, group: Group) -> float:
+        """A group's own density counts, except while the schedule is still above its target."""
+        scheduled = self.config.density_at(self.steps)
+        if group.density is None:
+            return scheduled
+        return max(group.density, scheduled) if scheduled > self.config.density_at(sys.maxsize) else group.density
+
+    @property
+    def _is_diagnosed(self) -> bool:
+        return self.config.delta_every > 0 and self.steps % self.config.delta_every == 0
+
+    def _total(self, group: Group) -> Tensor:
+        """What all ranks have accumulated, in natural order."""
+        total = torch.empty(group.stats.elements, device=self._device)
+        group.memory.acc.read(0, total)
+        if group.memory.acc.poisoned:
+            total.fill_(torch.nan)
+        self.transport.perform(AllReduce(total, name="diagnosis"))
+        return total
 
     def _averages(self, group: Group, parts: Sequence[Part], result: SparseBlocks) -> list[tuple[Tensor, Tensor]]:
         """Positions and values to write, per part. Values may overflow where gradients have 16 bits."""
@@ -343,6 +375,7 @@ class Synchronizer:
             "residuals": {name: each.residual for name, each in saved.items()},
             "velocities": {name: each.velocity for name, each in saved.items() if each.velocity is not None},
             "groups": [[member.name for member in group.members] for group in self.groups],
+            "densities": [group.density for group in self.groups],
             "methods": [group.method.state_dict() for group in self.groups],
         }
 
@@ -354,7 +387,8 @@ class Synchronizer:
         """
         sizes = self._check_state(state)
         if regroup:
-            self.regroup([Member(name, sizes[name]) for name in names] for names in state["groups"])
+            groups = [[Member(name, sizes[name]) for name in names] for names in state["groups"]]
+            self.regroup(groups, state.get("densities"))
         self.steps = state["steps"]
         for name, residual in state["residuals"].items():
             velocity = state["velocities"].get(name)

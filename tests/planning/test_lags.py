@@ -1,15 +1,12 @@
-"""LAGS: densities that backward hides, and the delta of a selection."""
-
-import math
+"""LAGS: densities that backward hides."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spardl.errors import ConfigError
 from spardl.planning.cost import CostModel, Linear
-from spardl.planning.lags import delta, densities
+from spardl.planning.lags import densities
 from spardl.planning.profile import Layer, Profile
 from spardl.planning.timeline import predict
 
@@ -85,38 +82,3 @@ def test_what_a_density_above_the_floor_costs_is_hidden(hide, elements):
 def test_a_floor_lies_below_its_ceiling_and_both_are_densities(floor, ceiling):
     with pytest.raises(ConfigError):
         densities(timeline(0.1), exchange, expensive, floor=floor, ceiling=ceiling)
-
-
-def random_choice(vector, count, generator):
-    kept = torch.zeros_like(vector)
-    chosen = torch.randperm(len(vector), generator=generator)[:count]
-    kept[chosen] = vector[chosen]
-    return kept
-
-
-def test_the_closed_form_is_the_mean_of_random_choices():
-    generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(200, generator=generator) ** 3
-    deltas = [delta(vector, random_choice(vector, 20, generator), 20) for _ in range(2000)]
-    assert sum(deltas) / len(deltas) == pytest.approx(1.0, abs=0.02)
-
-
-def test_the_largest_entries_leave_less_than_chance():
-    """Each rank's own largest entries, summed: below 1, as the convergence proof assumes."""
-    generator = torch.Generator().manual_seed(1)
-    ranks = [torch.randn(1000, generator=generator) ** 3 for _ in range(4)]
-    sent = torch.zeros(1000)
-    for rank in ranks:
-        chosen = rank.abs().topk(50).indices
-        sent[chosen] += rank[chosen]
-    assert 0 < delta(sum(ranks), sent, 50) < 0.9
-
-
-def test_delta_at_its_ends():
-    vector = torch.tensor([3.0, -4.0])
-    assert delta(vector, vector, 2) == 0.0
-    assert delta(vector, torch.zeros(2), 1) == 2.0
-    assert delta(vector, torch.zeros(2), 2) == math.inf
-    assert delta(torch.zeros(2), torch.zeros(2), 1) == 0.0
-    with pytest.raises(ConfigError, match="same group"):
-        delta(vector, torch.zeros(3), 1)

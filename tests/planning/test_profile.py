@@ -1,12 +1,13 @@
-"""Profiles: checked where they enter, the same on every rank after averaging."""
+"""Profiles: checked where they enter, the same on every rank after they agree."""
 
 import json
 import math
+import time
 
 import pytest
 
 from spardl.errors import ConfigError
-from spardl.planning.profile import Layer, Profile, average
+from spardl.planning.profile import BackwardClock, Layer, Profile, agreed
 
 
 def profile(*seconds, forward=1.0, names="abc", elements=10):
@@ -62,24 +63,43 @@ def test_what_is_not_a_profile_gets_a_sentence(given, sentence):
         Profile.from_dict(given)
 
 
-def test_the_average_is_over_ranks_for_each_layer():
-    mean = average([profile(0.25, 0.5, forward=1.0), profile(0.75, 0.0, forward=2.0)])
-    assert mean == profile(0.5, 0.25, forward=1.5)
+def test_a_profile_is_agreed_from_the_readings_of_all_ranks():
+    """Mean times decide the order, also where ranks finished layers in different orders."""
+    readings = [
+        {"forward": 1.0, "ready": {"a": 0.25, "b": 0.5, "c": 1.0}},
+        {"forward": 2.0, "ready": {"a": 0.75, "b": 0.25, "c": 1.5}},
+    ]
+    found = agreed(readings, {"a": 10, "b": 20, "c": 30})
+    assert found.forward == 1.5
+    assert [(layer.name, layer.elements, layer.seconds) for layer in found.layers] == [
+        ("b", 20, 0.375),
+        ("a", 10, 0.125),
+        ("c", 30, 0.75),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("other", "sentence"),
-    [
-        (profile(0.1), "rank 0 profiled 2 layers and rank 1 profiled 1"),
-        (profile(0.1, 0.1, names="ax"), "layer 1 is 'b' on rank 0 and 'x' on rank 1"),
-        (profile(0.1, 0.1, elements=11), "layer 'a' has 10 elements on rank 0 and 11 on rank 1"),
-    ],
-)
-def test_ranks_that_profiled_different_models_are_told_what_differs(other, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        average([profile(0.1, 0.1), other])
+def test_a_layer_that_backward_did_not_reach_is_ready_with_the_last_one():
+    found = agreed(
+        [{"forward": 0.0, "ready": {"a": 0.5}}, {"forward": 0.0, "ready": {"a": 0.5, "b": 0.1}}], {"b": 1, "a": 1}
+    )
+    assert {layer.name for layer in found.layers} == {"a", "b"} and found.backward == 0.5
 
 
-def test_there_is_no_average_of_nothing():
-    with pytest.raises(ConfigError, match="no profiles"):
-        average([])
+def test_there_is_no_profile_without_readings():
+    with pytest.raises(ConfigError, match="without readings"):
+        agreed([], {"a": 1})
+
+
+def test_a_clock_reads_medians_of_the_passes_that_count():
+    """A pass that was not kept, such as one of several micro-batches, leaves no trace."""
+    clock = BackwardClock()
+    for delay in (0.0, 0.01, 0.3):
+        clock.forward_begins()
+        clock.forward_ends()
+        time.sleep(delay)
+        clock.stamp("a")
+        if delay < 0.1:
+            clock.keep()
+    reading = clock.reading()
+    assert clock.passes == 2
+    assert 0 < reading["ready"]["a"] < 0.1

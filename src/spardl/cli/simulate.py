@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
                 ("sent", as_bytes(report.bytes_sent_max)),
                 ("bits per entry", f"{report.bits_per_entry:.1f}"),
                 ("entries of the result", f"{report.nnz:,} ({as_percent(report.nnz / report.elements)})"),
-                ("nothing lost", "yes" if report.conserved else f"NO: {as_percent(report.lost_share)} of the gradients"),
+                ("nothing lost", "yes" if report.conserved else f"NO: {as_percent(report.lost_share)} of gradients"),
             ],
         )
     return 0

@@ -1,7 +1,8 @@
 """One line on a DistributedDataParallel model.
 
 DDP's buckets merely deliver gradients: state is keyed by parameter name, so a rebuild of the buckets does not matter.
-All exchanges run on one communication thread, in the order in which DDP launches its buckets, while backward goes on.
+All exchanges run on one communication thread, group after group in the same order on all ranks, while backward goes on.
+Where there are several groups, one starts as soon as its last gradient lies in DDP's memory, before its bucket is full.
 (This module must not postpone annotations: DDP compares the hook's with the real types.)
 """
 
@@ -10,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch.futures import Future
 from torch.nn import Embedding, EmbeddingBag, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from spardl.accumulator import Momentum
 from spardl.agreement import check_agreement
@@ -29,9 +31,15 @@ from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError, SparDLWarning
 from spardl.integrations.momentum import LocalMomentum
 from spardl.metrics import SyncStats
+from spardl.planning.merging import Merging, agree
+from spardl.planning.profile import BackwardClock
 from spardl.sync import Group, Member, Part, Synchronizer, partition
 from spardl.transport.torchdist import Group as ProcessGroup
 from spardl.transport.torchdist import TorchTransport
+
+# Steps whose backward is not measured, after DDP's buckets are final, and steps that are.
+WARM_UP = 2
+MEASURED = 5
 
 
 def attach(
@@ -101,18 +109,33 @@ class SparDLState:
         # Only a CPU needs a thread to overlap; on other devices the stream does it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spardl") if device.type == "cpu" else None
         self._begun = 0
+        self._open = False
         self._hyper: dict[str, Momentum] = {}
         self._arrived: dict[str, Part] = {}
+        self._started = 0  # groups of this step
         self._pending: list[tuple[Future[Tensor], Tensor]] = []
         self._failure: BaseException | None = None
         model.register_forward_pre_hook(self._before_forward)
+        # Gradients before their buckets: only where backward tells them one by one, in the thread that runs it.
+        self.merging: Merging | None = None
+        self._clock = BackwardClock() if self.config.merge is not None else None
+        self._early = device.type == "cpu" and not self._may_skip and self.config.groups != "bucket"
+        self._early &= self._clock is not None or isinstance(self.config.groups, int)
+        self._awaited = False
+        self._views: dict[str, Tensor] = {}  # where DDP keeps each gradient, once its buckets are final
+        self._last: str | None = None  # the gradient that is on its way into DDP's memory
+        self._hooks: list[RemovableHandle] = []
+        if self._clock is not None:
+            self._hooks.append(model.register_forward_hook(self._after_forward))
+        if self._early or self._clock is not None:
+            self._hooks += [each.register_post_accumulate_grad_hook(self._on_gradient) for each in self._names]
 
     # --- one step -------------------------------------------------------------------------------------------------
 
     def submit(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Take a bucket; start each group whose last gradient this was; close the step after the last bucket."""
-        self._raise_failure()
-        if bucket.index() == 0:
+        if not self._open:
+            self._raise_failure()
             self._begin()
         future: Future[Tensor] = Future()
         buffer = bucket.buffer()
@@ -121,14 +144,16 @@ class SparDLState:
         if buffer.layout is not torch.strided:
             self._run(lambda: self._average_sparse(position))
         else:
-            for group, parts in self._complete_groups(bucket.parameters(), buffer):
-                self._run(lambda group=group, parts=parts: self._synchronize(group, parts))  # type: ignore[misc]
+            self._take_bucket(bucket.parameters(), buffer)
         if bucket.is_last():
             self._end()
         # Through `then`, an exception keeps its text on its way out of a future.
         return future.then(lambda done: done.value())
 
     def _begin(self) -> None:
+        self._open = True
+        self._started = 0
+        self._last = None
         self._arrived.clear()
         self._pending.clear()
         self._begun += 1
@@ -139,27 +164,56 @@ class SparDLState:
         scale = self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else 1.0
         self._run(lambda: self.sync.begin(scale=scale))
 
-    def _complete_groups(self, parameters: list[Parameter], buffer: Tensor) -> list[tuple[Group, list[Part]]]:
+    def _on_gradient(self, parameter: Tensor) -> None:
+        """This gradient is ready. DDP copies it into its bucket right after this hook, so the one before is there."""
+        if not self._awaited:
+            return
+        name = self._names[cast(Parameter, parameter)]
+        if self._clock is not None:
+            self._clock.stamp(name)
+        if not self._early or not self._views or self._failure is not None:
+            return
+        if not self._open:
+            self._begin()
+        landed, self._last = self._last, name
+        if landed in self._views:
+            self._take(landed, self._views[landed])
+            self._start_groups()
+
+    def _take_bucket(self, parameters: list[Parameter], buffer: Tensor) -> None:
+        fresh = []
         offset = 0
-        members = []
         for parameter in parameters:
             gradient = buffer[offset : offset + parameter.numel()]
             offset += parameter.numel()
             name = self._names[parameter]
-            unused = self._may_skip and not bool(gradient.any())
-            self._arrived[name] = Part(name, gradient, self._hyper.get(name), unused)
-            members.append(Member(name, parameter.numel()))
-        fresh = {member.name for member in members}
+            if name not in self._arrived:
+                self._take(name, gradient)
+                fresh.append(Member(name, parameter.numel()))
+            assert self._arrived[name].gradient.data_ptr() == gradient.data_ptr(), "DDP's buckets have moved"
+            if self._early and self._begun > self._provisional:
+                self._views[name] = gradient
+        unknown = [member for member in fresh if member.name not in self._expected]
         if self.config.groups == "bucket" and self._begun > self._provisional:
-            self.sync.group_of(members)
-        elif not fresh <= self._expected:  # frozen at attach, but not when DDP wrapped the model
-            self.sync.group_of([member for member in members if member.name not in self._expected])
-        self._expected |= fresh
-        return [
-            (group, [self._arrived[name] for name in group.offsets])
-            for group in self.sync.groups
-            if fresh & group.offsets.keys() and group.offsets.keys() <= self._arrived.keys()
-        ]
+            self.sync.group_of(fresh)
+        elif unknown:  # frozen at attach, but not when DDP wrapped the model
+            self.sync.group_of(unknown)
+        self._expected |= {member.name for member in fresh}
+        self._start_groups()
+
+    def _take(self, name: str, gradient: Tensor) -> None:
+        unused = self._may_skip and not bool(gradient.any())
+        self._arrived[name] = Part(name, gradient, self._hyper.get(name), unused)
+
+    def _start_groups(self) -> None:
+        """Start every group that is complete and whose turn it is: the order must be the same on all ranks."""
+        while self._started < len(self.sync.groups):
+            group = self.sync.groups[self._started]
+            if not group.offsets.keys() <= self._arrived.keys():
+                return
+            parts = [self._arrived[name] for name in group.offsets]
+            self._run(lambda group=group, parts=parts: self._synchronize(group, parts))  # type: ignore[misc]
+            self._started += 1
 
     def _synchronize(self, group: Group, parts: list[Part]) -> None:
         if self._may_skip:
@@ -181,6 +235,7 @@ class SparDLState:
         self._pending[position] = (future, buffer / self._transport.workers)
 
     def _end(self) -> None:
+        self._open = self._awaited = False
         self._run(self._finish)
         # Before DDP looks at the futures, so that errors come out of backward() as they are. A rank that has joined
         # early (DDP's Join) calls hooks outside any backward; there the futures alone carry them.
@@ -198,10 +253,37 @@ class SparDLState:
         if fine and self._momentum is not None:
             moving = (name for name, part in self._arrived.items() if not part.unused and self._hyper[name].momentum)
             self._momentum.started.update(moving)
+        self._watch_backward()
         for future, buffer in self._pending:
             if not fine and buffer.layout is not torch.strided:
                 buffer = buffer * torch.nan
             future.set_result(buffer)
+
+    def _watch_backward(self) -> None:
+        """Count this step's backward; when enough are known, plan, regroup, and let go of the clock."""
+        if self._clock is None or self._begun <= self._provisional + WARM_UP:
+            return
+        self._clock.keep()
+        if self._clock.passes < MEASURED:
+            return
+        sizes = {name: self._parameters[name].numel() for name in self._arrived}
+        self.merging = agree(
+            self.config,
+            self._clock.reading(),
+            sizes,
+            self._transport,
+            momentum=self._momentum is not None,
+            device=self._transport.device,
+        )
+        members = [[Member(name, sizes[name]) for name in names] for names in self.merging.after.groups]
+        self.sync.regroup(members, self.merging.densities)
+        self._stop_clock()
+
+    def _stop_clock(self) -> None:
+        self._clock = None
+        if not self._early:
+            for hook in self._hooks:
+                hook.remove()
 
     def _run(self, job: Callable[[], None]) -> None:
         if self._thread is None:
@@ -231,10 +313,17 @@ class SparDLState:
         self.wait()
         self._raise_failure()
 
-    def _before_forward(self, *_: Any) -> None:
+    def _before_forward(self, model: DistributedDataParallel, *_: Any) -> None:
         """After a failure DDP's next step would end in an internal error, or wait for the rank that is gone."""
         if torch.is_grad_enabled():
             self._raise_failure()
+            self._awaited = model.require_backward_grad_sync
+            if self._clock is not None:
+                self._clock.forward_begins()
+
+    def _after_forward(self, *_: Any) -> None:
+        if self._clock is not None and torch.is_grad_enabled():
+            self._clock.forward_ends()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -280,12 +369,16 @@ class SparDLState:
         self.wait()
         self._inherit_velocities()
         started = [] if self._momentum is None else sorted(self._momentum.started)
-        return {**self.sync.state_dict(), "started": started}
+        planned = self.config.merge is not None and self._clock is None
+        return {**self.sync.state_dict(), "started": started, "planned": planned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.wait()
         self._inherit_velocities()
-        self.sync.load_state_dict(state, regroup=self.config.groups == "bucket")
+        planned = bool(state.get("planned"))
+        self.sync.load_state_dict(state, regroup=self.config.groups == "bucket" or planned)
+        if planned and self._clock is not None:
+            self._stop_clock()
         if self._momentum is not None:
             self._momentum.started = set(state.get("started", ()))
 
@@ -311,6 +404,12 @@ class SyncHandle:
     def config(self) -> SyncConfig:
         """The settings in force."""
         return self.state.config
+
+    @property
+    def merging(self) -> Merging | None:
+        """With `merge`: what was measured and planned, to print and to draw; None until enough steps are known."""
+        self.state.wait()
+        return self.state.merging
 
     def stats(self) -> SyncStats:
         """Per group and in total: entries, bytes, bits per entry, density, time selecting, waiting, transferring."""

@@ -1,4 +1,4 @@
-"""LAGS: as many entries of each group as the backward of the next group hides, and how good a selection was.
+"""LAGS: as many entries of each group as the backward of the next group hides.
 
 Shi et al., "Layer-wise Adaptive Gradient Sparsification for Distributed Deep Learning with Convergence Guarantees",
 ECAI 2020. The released code computes these densities and then ignores them.
@@ -7,9 +7,6 @@ ECAI 2020. The released code computes these densities and then ignores them.
 import bisect
 import itertools
 import math
-
-import torch
-from torch import Tensor
 
 from spardl.config import check_density
 from spardl.errors import ConfigError
@@ -52,22 +49,3 @@ def _density(elements: int, hide: float, exchange: DensityCost, dense: Cost, flo
     else:
         density = counts[fitting - 1] / elements
     return 1.0 if dense(elements) <= max(hide, exchange(elements, density)) else density
-
-
-def delta(accumulated: Tensor, sent: Tensor, count: int) -> float:
-    """How much a selection left behind, compared with random choice: 1 is as bad as chance, 0 is nothing left.
-
-    `accumulated` and `sent` are sums over ranks, `count` the entries that each rank chose. The convergence proof of
-    LAGS assumes at most 1. Chance is taken in expectation: k of n random entries leave (1 - k/n) of the squared norm.
-    """
-    if accumulated.shape != sent.shape:
-        raise ConfigError(
-            f"what was sent has shape {list(sent.shape)}, what was accumulated {list(accumulated.shape)};"
-            " give both sums over the same group."
-        )
-    total = accumulated.double()
-    left = float(torch.sum((total - sent.double()) ** 2))
-    chance = (1 - min(1.0, count / max(1, total.numel()))) * float(torch.sum(total**2))
-    if left == 0:
-        return 0.0
-    return left / chance if chance > 0 else math.inf

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spardl.config import check_choice
-from spardl.errors import ConfigError
+from spardl.config import check_merge
 from spardl.planning import pareto
 from spardl.planning.cost import CostModel
 from spardl.planning.profile import Profile
@@ -130,13 +129,9 @@ PLANNERS: dict[str, Planner] = {"exact": exact, "omgs": omgs, "mgwfbp": mgwfbp, 
 
 def planner_of(name: str) -> Planner:
     """The planner of this name; `size:N` closes a group as soon as it holds N elements."""
-    kind, colon, number = name.partition(":")
-    if kind == "size":
-        if not (colon and number.isascii() and number.isdigit() and int(number)):
-            raise ConfigError(f"merge={name!r} names no size; give a number of elements, such as size:8192.")
-        return of_size(int(number))
-    check_choice("merge", name, (*PLANNERS, "size:N"))
-    return PLANNERS[name]
+    check_merge(name)
+    kind, _, number = name.partition(":")
+    return of_size(int(number)) if number else PLANNERS[kind]
 
 
 def plan(name: str, profile: Profile, cost: CostModel) -> Plan:

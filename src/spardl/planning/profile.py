@@ -1,6 +1,8 @@
 """When each gradient of a model is ready: the measured shape of one training step."""
 
 import math
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,41 +72,59 @@ class Profile:
             ) from None
 
 
-def average(profiles: Sequence[Profile]) -> Profile:
-    """The mean over ranks. The same profiles in the same order give the same bits on every rank."""
-    if not profiles:
-        raise ConfigError("there is no mean of no profiles; give one from each rank.")
-    for rank, profile in enumerate(profiles):
-        _check_same_layers(profiles[0], profile, rank)
-    count = len(profiles)
-    seconds = [math.fsum(times) / count for times in zip(*(_seconds(each) for each in profiles), strict=True)]
-    layers = tuple(
-        Layer(layer.name, layer.elements, mean) for layer, mean in zip(profiles[0].layers, seconds, strict=True)
-    )
-    return Profile(layers, math.fsum(each.forward for each in profiles) / count)
+class BackwardClock:
+    """Notes when the gradients of real steps are ready, and does nothing else to them."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self._ready: dict[str, list[float]] = {}
+        self._forward: list[float] = []
+        self._present: dict[str, float] = {}
+        self._begun = self._ended = 0.0
+
+    def forward_begins(self) -> None:
+        self._begun = time.perf_counter()
+
+    def forward_ends(self) -> None:
+        """Backward counts from here, so that its first span holds the loss and what the user does before it."""
+        self._ended = time.perf_counter()
+        self._present = {}
+
+    def stamp(self, name: str) -> None:
+        """This gradient is ready now."""
+        self._present[name] = time.perf_counter() - self._ended
+
+    def keep(self) -> None:
+        """The pass that has just ended counts."""
+        self.passes += 1
+        self._forward.append(self._ended - self._begun)
+        for name, seconds in self._present.items():
+            self._ready.setdefault(name, []).append(seconds)
+
+    def reading(self) -> dict[str, Any]:
+        """Medians over the passes kept: seconds of forward, and from its end to each gradient. Plain values."""
+        ready = {name: statistics.median(seconds) for name, seconds in self._ready.items()}
+        return {"forward": statistics.median(self._forward), "ready": ready}
 
 
-def _seconds(profile: Profile) -> list[float]:
-    return [layer.seconds for layer in profile.layers]
+def agreed(readings: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> Profile:
+    """The mean of all ranks' readings as a profile; the same readings in the same order give the same bits.
 
-
-def _check_same_layers(first: Profile, other: Profile, rank: int) -> None:
-    remedy = "profile the same model on all ranks."
-    if len(first.layers) != len(other.layers):
-        raise ConfigError(
-            f"rank 0 profiled {len(first.layers)} layers and rank {rank} profiled {len(other.layers)}; {remedy}"
-        )
-    for place, (ours, theirs) in enumerate(zip(first.layers, other.layers, strict=True)):
-        if ours.name != theirs.name:
-            raise ConfigError(
-                f"in backward order, layer {place} is {ours.name!r} on rank 0 and {theirs.name!r} on rank {rank};"
-                f" {remedy}"
-            )
-        if ours.elements != theirs.elements:
-            raise ConfigError(
-                f"layer {ours.name!r} has {ours.elements} elements on rank 0 and {theirs.elements} on rank {rank};"
-                f" {remedy}"
-            )
+    Layers come in the order of their mean times, so ranks need not have finished them in the same order. `sizes` are
+    the elements of each parameter; one that no backward reached is ready when the last one is.
+    """
+    if not readings:
+        raise ConfigError("there is no profile without readings; give one from each rank.")
+    count = len(readings)
+    means = {name: math.fsum(each["ready"].get(name, math.nan) for each in readings) / count for name in sizes}
+    known = [mean for mean in means.values() if math.isfinite(mean)]
+    last = max(known, default=0.0)
+    ready = sorted(((mean if math.isfinite(mean) else last, name) for name, mean in means.items()), key=lambda p: p[0])
+    layers, before = [], 0.0
+    for seconds, name in ready:
+        layers.append(Layer(name, sizes[name], max(0.0, seconds - before)))
+        before = max(before, seconds)
+    return Profile(tuple(layers), math.fsum(each["forward"] for each in readings) / count)
 
 
 def _check_seconds(seconds: float, what: str) -> None:

@@ -1,0 +1,138 @@
+"""What groups cost on the ranks and links at hand: the method itself is timed at a few sizes before planning.
+
+Collective: every rank measures at the same time, and all of them get the same numbers.
+"""
+
+import json
+import math
+import statistics
+import sys
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from spardl.accumulator import Momentum
+from spardl.config import SyncConfig
+from spardl.planning.cost import Cost, CostModel, DensityCost, Linear, fit
+from spardl.sync import Member, Part, Synchronizer
+from spardl.transport.base import Transport
+
+Device = torch.device | str
+
+SIZES = 5
+SMALLEST = 256
+REPEATS = 5
+LARGEST_DENSE = 1 << 17  # elements: the links for which sparse methods are made take long over more
+BETWEEN = 3  # densities at which LAGS has its exchange timed, the ends included
+
+
+class Gathering(Transport, Protocol):
+    """A transport on which ranks can also compare notes."""
+
+    def gather_texts(self, text: str) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Fitted lines: selection of a sparse group, exchange by density, and a dense exchange; seconds over elements."""
+
+    selection: Linear
+    exchanges: tuple[tuple[float, Linear], ...]
+    dense: Linear
+    density: float
+    dense_below: int
+
+    def model(self, density: float | None = None) -> CostModel:
+        """For planners: groups below `dense_below` go dense. The selection shares its thread with the exchange."""
+        at = self.density if density is None else density
+        return CostModel(
+            selection=lambda elements: 0.0 if elements < self.dense_below else self.selection(elements),
+            exchange=lambda elements: self.exchange(elements, at),
+            selection_blocks=False,
+        )
+
+    def exchange(self, elements: int, density: float) -> float:
+        """Seconds to exchange a group at this density."""
+        if elements < self.dense_below or density >= 1.0:
+            return self.dense(elements)
+        grid = [known for known, _ in self.exchanges]
+        return float(np.interp(density, grid, [line(elements) for _, line in self.exchanges]))
+
+    def for_lags(self) -> tuple[DensityCost, Cost]:
+        return self.exchange, self.dense
+
+
+def measure(
+    config: SyncConfig, transport: Gathering, elements: int, *, momentum: bool = False, device: Device = "cpu"
+) -> Costs:
+    """Time groups of up to a quarter of `elements`, sparse and dense. Collective, between steps."""
+    density = config.density_at(sys.maxsize)
+    densities = _densities(config, density)
+    sparse = replace(config, dense_below=0, merge=None, density_range=None, delta_every=0)
+    clock = _Clock(transport, momentum, torch.device(device))
+    timings = {each: clock.time(replace(sparse, density=each), elements) for each in densities}
+    limited = min(elements, 4 * LARGEST_DENSE)
+    dense = clock.time(replace(sparse, method="dense", density=1.0), limited)
+    at_target = timings[density]
+    return Costs(
+        selection=fit([(size, selecting) for size, selecting, _ in at_target]),
+        exchanges=tuple((each, fit([(size, moving) for size, _, moving in timings[each]])) for each in densities),
+        dense=fit([(size, selecting + moving) for size, selecting, moving in dense]),
+        density=density,
+        dense_below=config.dense_below,
+    )
+
+
+def _densities(config: SyncConfig, density: float) -> list[float]:
+    """The configured one, and where densities may vary, some of that range."""
+    if config.density_range is None:
+        return [density]
+    floor, ceiling = config.density_range
+    spread = [floor * (ceiling / floor) ** (step / (BETWEEN - 1)) for step in range(BETWEEN)]
+    return sorted({density, *spread})
+
+
+def _sizes(elements: int) -> list[int]:
+    """From small groups to a quarter of the model, in equal ratios."""
+    largest = max(SMALLEST, elements // 4)
+    sizes = [round(SMALLEST * (largest / SMALLEST) ** (step / (SIZES - 1))) for step in range(SIZES)]
+    return sorted(set(sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """Times a synchronizer of its own, so that nothing of the model's is touched."""
+
+    transport: Gathering
+    momentum: bool
+    device: torch.device
+
+    def time(self, config: SyncConfig, elements: int) -> list[tuple[int, float, float]]:
+        """(size, seconds selecting, seconds exchanging), medians over repetitions, means over ranks."""
+        mine = [[size, *self._medians(config, size)] for size in _sizes(elements)]
+        everyone = [json.loads(text) for text in self.transport.gather_texts(json.dumps(mine))]
+        return [
+            (rows[0][0], *(math.fsum(column) / len(rows) for column in zip(*(row[1:] for row in rows), strict=True)))
+            for rows in zip(*everyone, strict=True)
+        ]
+
+    def _medians(self, config: SyncConfig, size: int) -> tuple[float, float]:
+        sync = Synchronizer(config, self.transport, momentum=self.momentum, device=self.device)
+        sync.regroup([[Member("probe", size)]])
+        (group,) = sync.groups
+        generator = torch.Generator().manual_seed(self.transport.rank)
+        weights = torch.zeros(size, device=self.device)
+        momentum = Momentum(weights, 0.9, 0.0, 0.0, nesterov=False) if self.momentum else None
+        selecting, moving = [], []
+        for _ in range(1 + REPEATS):
+            gradient = torch.randn(size, generator=generator).to(self.device)
+            group.stats = replace(group.stats, seconds_selecting=0.0, seconds_waiting=0.0, seconds_transferring=0.0)
+            sync.begin()
+            sync.synchronize(group, [Part("probe", gradient, momentum)])
+            sync.finish()
+            selecting.append(group.stats.seconds_selecting)
+            moving.append(group.stats.seconds_waiting + group.stats.seconds_transferring)
+        # The first one warms up.
+        return statistics.median(selecting[1:]), max(0.0, statistics.median(moving[1:]))
