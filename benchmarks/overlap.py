@@ -114,9 +114,8 @@ def report(options: argparse.Namespace, runs: dict[str, Run]) -> None:
     )
     merging = runs["planned groups"].sync.merging
     assert merging is not None
-    table(
-        "The plan", COLUMNS, [tuple(f"{v:.2f}" if isinstance(v, float) else str(v) for v in r) for r in merging.table()]
-    )
+    plan = [tuple(f"{each:.2f}" if isinstance(each, float) else str(each) for each in row) for row in merging.table()]
+    table("The plan", COLUMNS, plan)
     if options.picture:
         merging.draw(options.picture)
     if options.json:
