@@ -8,11 +8,14 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from spardl.train.source import IGNORED, Batch
 
 Better = Literal["higher", "lower"]
+
+BEST = 10  # an item among so many best is a hit
+PAIRS = 1 << 17  # that are scored at once
 
 
 class Task(Protocol):
@@ -98,6 +101,48 @@ class LanguageModel:
         count, loss, correct = sums.tolist()
         mean = _ratio(loss, count)
         return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "accuracy": _ratio(correct, count)}
+
+
+class Ranking:
+    """Which item suits a user. The model scores pairs of users and items.
+
+    To train, a batch is (users, items, labels): pairs that belong together, 1, or do not, 0. To measure, it is (users,
+    candidates): for each user the item that suits, and then others; candidates of -100 do not count.
+    """
+
+    metric = "HR@10"
+    better: Better = "higher"
+    sums = 4
+
+    def loss(self, model: nn.Module, batch: Batch, carried: Any) -> tuple[Tensor, Any]:
+        users, items, labels = batch
+        return binary_cross_entropy_with_logits(model(users, items).float(), labels.float()), None
+
+    def measure(self, model: nn.Module, batch: Batch, carried: Any) -> tuple[Tensor, Any]:
+        """A candidate is ahead of the right one unless it scores less: neither ties nor NaN make a hit by luck."""
+        users, candidates = batch
+        counted = candidates != IGNORED
+        scores = _pair_scores(model, users, candidates, counted)
+        labels = torch.zeros_like(scores)
+        labels[:, 0] = 1
+        losses = binary_cross_entropy_with_logits(scores, labels, reduction="none").where(counted, 0)
+        ahead = (~(scores[:, 1:] < scores[:, :1]) & counted[:, 1:]).sum(dim=1)
+        hit = ahead < BEST
+        gains = torch.where(hit, 1 / torch.log2(ahead.double() + 2), 0)
+        return _sums(len(users), (losses.sum(dim=1) / counted.sum(dim=1)).sum(), hit.sum(), gains.sum()), None
+
+    def figures(self, sums: Tensor) -> dict[str, float]:
+        count, loss, hits, gains = sums.tolist()
+        return {"loss": _ratio(loss, count), "HR@10": _ratio(hits, count), "NDCG@10": _ratio(gains, count)}
+
+
+def _pair_scores(model: nn.Module, users: Tensor, candidates: Tensor, counted: Tensor) -> Tensor:
+    """Scores of users x candidates, 0 where they do not count; in parts, for there may be millions of pairs."""
+    pairs = zip(
+        users[:, None].expand_as(candidates)[counted].split(PAIRS), candidates[counted].split(PAIRS), strict=True
+    )
+    found = torch.cat([model(some, items).float() for some, items in pairs])
+    return torch.zeros(candidates.shape, device=found.device).masked_scatter(counted, found)
 
 
 def _sums(count: int, *values: Tensor) -> Tensor:

@@ -12,6 +12,25 @@ if TYPE_CHECKING:
 # name: module:function. A function takes the directory that holds the files (None if none was named) and options.
 DATASETS: dict[str, str] = {
     "digits": "spardl.train.data.digits:digits",
+    "mnist": "spardl.train.data.idx:mnist",
+    "fashion-mnist": "spardl.train.data.idx:fashion_mnist",
+    "cifar10": "spardl.train.data.cifar:cifar10",
+    "cifar100": "spardl.train.data.cifar:cifar100",
+    "imagenet": "spardl.train.data.folders:imagenet",
+    "folders": "spardl.train.data.folders:folders",
+    "imdb": "spardl.train.data.imdb:imdb",
+    "ptb": "spardl.train.data.text:ptb",
+    "wikitext-2": "spardl.train.data.text:wikitext2",
+    "wikitext-2-masked": "spardl.train.data.text:wikitext2_masked",
+    "pydoc": "spardl.train.data.text:pydoc",
+    "pydoc-stream": "spardl.train.data.text:pydoc_stream",
+    "pydoc-masked": "spardl.train.data.text:pydoc_masked",
+    "text": "spardl.train.data.text:text",
+    "text-masked": "spardl.train.data.text:text_masked",
+    "ml-latest-small": "spardl.train.data.movielens:ml_latest_small",
+    "ml-100k": "spardl.train.data.movielens:ml_100k",
+    "ml-1m": "spardl.train.data.movielens:ml_1m",
+    "ml-20m": "spardl.train.data.movielens:ml_20m",
 }
 
 
