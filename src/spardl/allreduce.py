@@ -11,7 +11,8 @@ from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError
 from spardl.metrics import GroupStats
 from spardl.sync import Member, Part, Synchronizer
-from spardl.transport.torchdist import Group, TorchTransport
+from spardl.transport.choice import transport_named
+from spardl.transport.torchdist import Group
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _find(name: str) -> Synchronizer | None:
 
 
 def _make(tensor: Tensor, name: str, group: Group, config: SyncConfig) -> Synchronizer:
-    transport = TorchTransport(group, timeout=config.timeout, device=tensor.device)
+    transport = transport_named(config.transport, group, timeout=config.timeout, device=tensor.device)
     config.resolved_gather(transport.workers)  # teams that cannot work are refused here
     facts = {**config.to_dict(), "name": name, "elements": tensor.numel(), "dtype": str(tensor.dtype)}
     check_agreement(facts, transport.gather_texts, "this all_reduce")

@@ -18,6 +18,7 @@ Indices = Literal["rice", "raw"]
 Selection = Literal["lazy", "eager"]
 Rebalance = Literal["prefix", "neighbour"]
 Threshold = Literal["quantile", "published"]
+Transport = Literal["torch", "mpi"]
 
 LONGEST_TIMEOUT = 31 * 24 * 3600.0
 
@@ -90,6 +91,7 @@ class SyncConfig:
     delta_every measure every so many steps how much better than chance a group's selection is (costs a dense exchange)
     dense_below groups with fewer elements than this go dense
     local_clip  clip the norm of each worker's own gradient to this over sqrt(workers), before it is accumulated
+    transport   who moves the bytes: "torch" (torch.distributed) or "mpi" (mpi4py)
     timeout     seconds that any wait for a peer may take
     """
 
@@ -110,6 +112,7 @@ class SyncConfig:
     delta_every: int = 0
     dense_below: int = 1024
     local_clip: float | None = None
+    transport: Transport = "torch"
     timeout: float = 300.0
 
     def __post_init__(self) -> None:
@@ -124,6 +127,7 @@ class SyncConfig:
         check_choice("selection", self.selection, get_args(Selection))
         check_choice("rebalance", self.rebalance, get_args(Rebalance))
         check_choice("threshold", self.threshold, get_args(Threshold))
+        check_choice("transport", self.transport, get_args(Transport))
         if isinstance(self.groups, str):
             check_choice("groups", self.groups, ("model", "bucket"), hint="or give the largest number of elements")
         elif not is_count(self.groups, least=1):

@@ -33,5 +33,13 @@ class PeerError(SparDLError):
         self.peer = peer
 
 
+class Stopped(SparDLError):
+    """A run was asked to stop by a signal, has saved where it stands, and can go on from there."""
+
+    def __init__(self, message: str, *, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
 class SparDLWarning(UserWarning):
     """Something works, but not as well as it could: the text says what to change."""

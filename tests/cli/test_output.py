@@ -44,14 +44,17 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path
         pytest.fail("the work began")
 
 
-def test_a_failed_run_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
-    """Records are written when the work is done, not before."""
+def test_a_failed_run_leaves_the_records_that_it_made(tmp_path: Path) -> None:
+    """Hours of finished runs are not lost with the one that failed; without any, an old file stays as it was."""
     target = tmp_path / "out.json"
     target.write_text("old\n")
-    with pytest.raises(RuntimeError), records(str(target)) as write:
-        write({})
-        raise RuntimeError("the run failed")
+    with pytest.raises(RuntimeError), records(str(target)):
+        raise RuntimeError("the first run failed")
     assert target.read_text() == "old\n"
+    with pytest.raises(RuntimeError), records(str(target)) as write:
+        write({"run": 1})
+        raise RuntimeError("the second run failed")
+    assert target.read_text() == '{"run": 1}\n'
 
 
 def test_quantities_have_units_and_three_digits() -> None:

@@ -7,6 +7,7 @@ import pytest
 from commands import environment, json_lines, spardl, start
 from spardl.cli import execute
 from spardl.config import METHODS
+from spardl.train.recipes import RECIPES
 
 BENCH_FIGURES = {
     "method",
@@ -86,26 +87,46 @@ def test_bench_runs_as_ranks_of_torchrun() -> None:
 
 
 def test_train_reports_accuracy_and_traffic(tmp_path: Path) -> None:
-    """One line per epoch while it works, a table at the end, and the record in a file."""
-    target = tmp_path / "run.json"
-    done = spardl(
-        "train", "--workers", 2, "--epochs", 2, "--density", 0.05, "--json", target, env=environment(COLUMNS=120)
-    )
+    """One line per epoch while it works, a table at the end, the record in a file, a log and a picture."""
+    target, log, picture = tmp_path / "run.json", tmp_path / "log", tmp_path / "run.png"
+    places = ("--json", target, "--log-dir", log, "--plot", picture)
+    done = spardl("train", "--workers", 2, "--epochs", 2, "--density", 0.05, *places, env=environment(COLUMNS=120))
     assert done.returncode == 0, done.stderr
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["spardl epoch 1/2", "spardl epoch 2/2"]
-    assert "test accuracy" in done.stdout
+    for word in ("test accuracy", "computing", "selecting", "waiting", "transferring", "samples per second"):
+        assert word in done.stdout
     (record,) = json_lines(target.read_text())
-    assert 0 <= record["accuracy"] <= 1
-    assert (record["accuracy"] * 359) == pytest.approx(round(record["accuracy"] * 359))
+    accuracy = record["figures"][record["metric"]]
+    assert 0 <= accuracy <= 1
+    assert (accuracy * 359) == pytest.approx(round(accuracy * 359))
     assert record["achieved_density"] == pytest.approx(0.05, rel=0.05)
     assert record["bytes_per_step"] > 0
     assert len(record["epochs"]) == 2
+    lines = json_lines((log / "log.jsonl").read_text())
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(10, record["steps"] + 1, 10))
+    assert [line["figures"] for line in lines if line["kind"] == "epoch"] == [
+        epoch["figures"] for epoch in record["epochs"]
+    ]
+    assert list(log.glob("events.out.tfevents.*"))
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_compare_puts_methods_side_by_side() -> None:
-    """One table with accuracy, bytes and time of each method on the same recipe."""
+    """One table with metric, time to the dense run's end and bytes of each method on the same recipe."""
     done = spardl("compare", "--workers", 2, "--epochs", 1, "--methods", "dense,spardl", env=environment(COLUMNS=140))
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
     assert "dense" in rows and "spardl" in rows
     assert "x fewer bytes" in done.stdout
+    assert "time to dense's end" in done.stdout
+
+
+def test_recipes_are_listed_with_all_that_they_set(capfd: pytest.CaptureFixture[str]) -> None:
+    """A table for people; for machines one record each, with its settings."""
+    assert execute(["recipes"]) == 0
+    assert "vgg16-cifar10" in capfd.readouterr().out
+    assert execute(["recipes", "--json", "-"]) == 0
+    found = {record["name"]: record for record in json_lines(capfd.readouterr().out)}
+    assert list(found) == list(RECIPES)
+    assert found["vgg16-cifar10"]["settings"]["milestones"] == [81, 122, 155]
+    assert found["vgg16-cifar10"]["paper"] == "SparDL"

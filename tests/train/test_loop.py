@@ -1,33 +1,47 @@
 """Training on several ranks is training; testing on several ranks is exact."""
 
+import dataclasses
+import math
+
+import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
+import fakes
 from processes import on_processes
 from spardl.config import SyncConfig
 from spardl.train.data.digits import digits
-from spardl.train.loop import TrainReport, evaluate, train
+from spardl.train.evaluation import averaged_statistics, evaluate
+from spardl.train.loop import train, train_step
 from spardl.train.models.cnn import digits_cnn
-from spardl.train.recipes import recipe_named
-from spardl.train.settings import TrainSettings
+from spardl.train.recipes import Recipe, recipe_named
+from spardl.train.report import Quiet, TrainReport
+from spardl.train.run import Run
+from spardl.train.schedule import LearningRate
 
 WORKERS = 3
-QUICK = TrainSettings(epochs=1, batch_size=16, lr=0.05, seed=5)
+QUICK = recipe_named("digits").changed(epochs=1, batch_size=16, lr=0.05, seed=5)
+DENSE = SyncConfig(method="dense")
+SPARSE = SyncConfig(density=0.1, dense_below=0)
 
 
-class Unwatched:
-    """Counts steps, for want of a person."""
+@pytest.fixture(autouse=True)
+def small_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.use(monkeypatch)
 
-    steps = 0
 
-    def begin(self, method, epochs, steps):
-        pass
+class Watcher(Quiet):
+    """Keeps what it was told."""
 
-    def step(self):
-        self.steps += 1
+    def __init__(self):
+        self.steps, self.epochs = [], []
+
+    def step(self, report):
+        self.steps.append(report)
 
     def epoch(self, report):
-        pass
+        self.epochs.append(report)
 
 
 def model_with_known_weights() -> nn.Module:
@@ -39,49 +53,172 @@ def evaluate_shard(rank, workers):
     return evaluate(model_with_known_weights(), digits())
 
 
-def test_accuracy_over_all_ranks_is_that_of_the_whole_test_set() -> None:
+def test_figures_over_all_ranks_are_those_of_the_whole_test_set() -> None:
     """Sharded evaluation counts every example once, also where the shards differ in length."""
     model, (inputs, labels) = model_with_known_weights(), digits().test.columns
     with torch.no_grad():
         scores = model(inputs)
     accuracy = (scores.argmax(1) == labels).double().mean().item()
-    loss = nn.functional.cross_entropy(scores.double(), labels).item()
+    loss = cross_entropy(scores.double(), labels).item()
     for figures in on_processes(WORKERS, evaluate_shard):
         assert figures["accuracy"] == accuracy
         assert abs(figures["loss"] - loss) < 1e-5
 
 
-def train_quickly(rank, workers, config) -> tuple[TrainReport, int]:
-    watcher = Unwatched()
-    return train(recipe_named("digits"), QUICK, config, watcher), watcher.steps
+def train_all(rank, workers, config, recipes) -> list[TrainReport]:
+    return [train(recipe, config) for recipe in recipes]
+
+
+def trained(workers: int, config: SyncConfig, *recipes: Recipe) -> list[TrainReport]:
+    """Rank 0's reports, one after the other on the same processes."""
+    reports: list[TrainReport] = on_processes(workers, train_all, config, recipes)[0]
+    return reports
+
+
+def watched(rank, workers, recipe, config) -> tuple[TrainReport, Watcher]:
+    watcher = Watcher()
+    return train(recipe, config, observer=watcher), watcher
 
 
 def test_every_rank_reports_the_same_training() -> None:
-    """Loss and accuracy are of all ranks together; traffic is counted per step."""
-    outcomes = on_processes(WORKERS, train_quickly, SyncConfig(density=0.05))
+    """Loss and figures are of all ranks together; traffic is counted per step."""
+    outcomes = on_processes(WORKERS, watched, QUICK, SyncConfig(density=0.05))
     reports = [report for report, _ in outcomes]
-    assert len({(report.accuracy, report.test_loss, report.train_loss) for report in reports}) == 1
-    assert [steps for _, steps in outcomes] == [reports[0].steps] * WORKERS
+    assert len({(str(report.figures), report.train_loss, report.parameters_sha256) for report in reports}) == 1
+    assert [len(watcher.steps) for _, watcher in outcomes] == [reports[0].steps] * WORKERS
     assert reports[0].steps == 1438 // (WORKERS * 16)
     assert 0 < reports[0].bytes_per_step < 4 * 0.05 * reports[0].parameters * 2
 
 
 def test_training_twice_gives_the_same_numbers() -> None:
-    """Everything that is random hangs on the seed."""
-    first, second = (on_processes(2, train_quickly, SyncConfig(density=0.02))[0][0] for _ in range(2))
-    assert first.epochs[0].train_loss == second.epochs[0].train_loss
-    assert (first.accuracy, first.test_loss, first.bytes_per_step) == (
-        second.accuracy,
-        second.test_loss,
+    """Everything that is random hangs on the seed: dropout and augmentation too."""
+    recipe = fakes.POINTS.changed(epochs=1)
+    first, second, other = trained(2, SPARSE, recipe, recipe, recipe.changed(seed=2))
+    assert first.parameters_sha256 == second.parameters_sha256 != other.parameters_sha256
+    assert (first.figures, first.train_loss, first.bytes_per_step) == (
+        second.figures,
+        second.train_loss,
         second.bytes_per_step,
     )
 
 
 def test_a_report_is_a_record() -> None:
     """What `--json` writes holds the outcome first, then everything that was set."""
-    ((report, _),) = on_processes(1, train_quickly, SyncConfig(method="dense"))
+    (report,) = trained(1, DENSE, QUICK.changed(max_steps=3))
     record = report.to_dict()
     assert record["method"] == "dense" and record["density"] == 1.0
-    assert record["accuracy"] == record["epochs"][-1]["accuracy"]
+    assert record["metric"] == "accuracy" and record["figures"] == record["epochs"][-1]["figures"]
     assert record["settings"]["seed"] == 5
     assert record["config"]["method"] == "dense"
+    parts = ("computing", "selecting", "waiting", "transferring")
+    assert sum(record[f"seconds_{part}"] for part in parts) == pytest.approx(record["seconds"])
+
+
+def test_a_language_model_is_judged_by_its_perplexity() -> None:
+    """The task says which figure counts, and that lower is better; a recurrent state goes from step to step."""
+    (report,) = trained(2, DENSE, fakes.RHYMES.changed(epochs=6))
+    assert (report.metric, report.better) == ("perplexity", "lower")
+    assert report.score == pytest.approx(math.exp(report.test_loss))
+    assert report.score < fakes.VOCABULARY / 2
+
+
+def test_a_run_that_is_cut_short_is_tested_at_its_end() -> None:
+    """`max_steps` ends it, in the middle of an epoch too; `eval_every` leaves tests out, never the last."""
+    steps = 320 // 16
+    recipe = fakes.POINTS.changed(max_steps=2 * steps + 7, eval_every=2)
+    report, watcher = on_processes(2, watched, recipe, SPARSE)[0]
+    assert report.steps == len(watcher.steps) == 2 * steps + 7
+    assert [epoch.step for epoch in report.epochs] == [steps, 2 * steps, 2 * steps + 7]
+    assert [bool(epoch.figures) for epoch in report.epochs] == [False, True, True]
+    rate = LearningRate(fakes.POINTS.settings, steps, workers=2)
+    assert [step.lr for step in watcher.steps] == [rate.at(step) for step in range(len(watcher.steps))]
+
+
+def gradients_of_one_step(rank, workers, recipe):
+    run = Run(recipe, DENSE)
+    torch.manual_seed(0)
+    run.model.eval()  # dropout and BatchNorm would tell micro-batches from one large batch
+    train_step(run, next(run.rest_of_epoch()), 0.0)
+    return [parameter.grad for parameter in run.model.parameters()], run.optimizer.param_groups[0]["lr"]
+
+
+def test_micro_batches_are_averaged_and_synchronised_once() -> None:
+    """Four of them with four examples each give the gradient of one batch with sixteen."""
+    plain = dataclasses.replace(QUICK.settings, momentum=0.0, weight_decay=0.0)
+    recipe = dataclasses.replace(QUICK, settings=plain)
+
+    large, _ = on_processes(1, gradients_of_one_step, recipe)[0]
+    small, _ = on_processes(1, gradients_of_one_step, recipe.changed(batch_size=4, accumulate=4))[0]
+    for one, other in zip(large, small, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_accumulated_steps_send_once() -> None:
+    """A quarter of the steps, and so a quarter of the rounds."""
+    recipe = fakes.POINTS.changed(epochs=1)
+    every, fourth = trained(2, SPARSE, recipe, recipe.changed(accumulate=4))
+    assert every.costs.rounds == 4 * fourth.costs.rounds > 0
+
+
+def test_the_averaged_gradient_is_clipped_after_synchronisation() -> None:
+    """Its norm over all parameters is what was asked for, and the same on both ranks; momentum comes after it."""
+    recipe = QUICK.changed(clip=0.01)
+    outcomes = on_processes(2, gradients_of_one_step, recipe)
+    for gradients, _ in outcomes:
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm().item()
+        assert norm == pytest.approx(0.01, rel=1e-3)
+    for one, other in zip(outcomes[0][0], outcomes[1][0], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_mixed_precision_computes_in_sixteen_bits() -> None:
+    """It trains as well, on numbers that are not the same."""
+    recipe = fakes.POINTS.changed(epochs=4)
+    full, mixed = trained(2, SPARSE, recipe, recipe.changed(amp="bf16"))
+    assert full.parameters_sha256 != mixed.parameters_sha256
+    assert abs(full.score - mixed.score) < 0.15
+
+
+def test_a_subset_is_the_beginning_of_the_data() -> None:
+    """So many examples make so many steps, and the report says so."""
+    (report,) = trained(2, DENSE, QUICK.changed(subset=100))
+    assert report.steps == 100 // 32
+    assert "first 100 examples" in report.note
+
+
+def test_loading_processes_change_nothing() -> None:
+    """Batches that are loaded beside the training are the same ones."""
+    recipe = fakes.POINTS.changed(epochs=1)
+    alone, helped = trained(2, SPARSE, recipe, recipe.changed(loaders=1))
+    assert alone.parameters_sha256 == helped.parameters_sha256
+
+
+def look_at_statistics(rank, workers):
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    model[1].running_mean.fill_(rank)
+    model[1].running_var.fill_(10.0 + rank)
+    with averaged_statistics(model):
+        inside = model[1].running_mean.tolist(), model[1].running_var.tolist()
+    return inside, model[1].running_mean.tolist()
+
+
+def test_batch_norm_statistics_are_averaged_to_look_and_given_back() -> None:
+    """All ranks judge the same model, and looking at it does not change what each goes on with."""
+    for rank, (inside, after) in enumerate(on_processes(WORKERS, look_at_statistics)):
+        assert inside == ([1.0] * 3, [11.0] * 3)
+        assert after == [float(rank)] * 3
+
+
+def statistics_after_training(rank, workers, recipe):
+    run = Run(recipe, SPARSE)
+    for batches in run.rest_of_epoch():
+        train_step(run, batches, 0.0)
+    return run.module[1].running_mean.clone(), run.common_state()["model"]["1.running_mean"]
+
+
+def test_each_rank_gathers_its_own_batch_norm_statistics() -> None:
+    """DDP does not copy rank 0's over the others', and what is handed out is their mean."""
+    (first, shared), (second, also) = on_processes(2, statistics_after_training, fakes.POINTS.changed(epochs=1))
+    assert not torch.equal(first, second)
+    assert torch.equal(shared, also)
+    torch.testing.assert_close(shared, (first + second) / 2)

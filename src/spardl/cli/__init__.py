@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from spardl.cli.commands import parse
 from spardl.cli.lifeline import Failure, Lifeline
-from spardl.errors import ConfigError, ConfigMismatch, PeerError, SparDLError
+from spardl.errors import ConfigError, ConfigMismatch, PeerError, SparDLError, Stopped
 
 
 def main() -> NoReturn:
@@ -24,7 +24,7 @@ def main() -> NoReturn:
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run one command; return 0, 2 for input that cannot work, 1 for what went wrong later.
+    """Run one command; return 0, 2 for input that cannot work, 1 for what went wrong later, 128 + signal if stopped.
 
     What went wrong is one sentence on standard error, or goes up the lifeline to the launcher, which shows it once.
     """
@@ -36,6 +36,11 @@ def execute(arguments: Sequence[str]) -> int:
         return 130
     except BrokenPipeError:
         return 1
+    except Stopped as stop:
+        # All ranks stop together: under a launcher of others, the first one says so for all.
+        failure = Failure(str(stop), 128 + stop.signal, echo=True)
+        if lifeline is None and os.environ.get("RANK", "0") != "0":
+            return failure.code
     except SparDLError as error:
         code = 2 if isinstance(error, ConfigError | ConfigMismatch) else 1
         failure = Failure(_one_line(error), code, echo=isinstance(error, PeerError))

@@ -3,13 +3,23 @@
 import argparse
 from collections.abc import Sequence
 
-from spardl.cli import bench, compare, methods, simulate, train
+from spardl.cli import bench, compare, data, methods, plan, recipes, simulate, train
+from spardl.cli.file import read_options
 from spardl.cli.parser import Parser
 from spardl.config import check_choice
 from spardl.version import __version__
 
 # Each module has SUMMARY, add_options(parser) and run(options).
-COMMANDS = {"train": train, "compare": compare, "bench": bench, "simulate": simulate, "methods": methods}
+COMMANDS = {
+    "train": train,
+    "compare": compare,
+    "recipes": recipes,
+    "data": data,
+    "bench": bench,
+    "plan": plan,
+    "simulate": simulate,
+    "methods": methods,
+}
 
 DESCRIPTION = "Sparse gradient synchronisation for data-parallel PyTorch."
 
@@ -26,6 +36,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         (commands[options.command] if options.command else parser).refuse(unknown)
     if options.command is None:
         parser.error("which command")
+    if getattr(options, "config", None) is not None:
+        # As defaults, so that what the command line says counts more.
+        command = commands[options.command]
+        command.set_defaults(**read_options(options.config, command))
+        options = parser.parse_args(arguments)
     options.arguments = list(arguments)
     return options
 

@@ -61,10 +61,11 @@ class Worker:
         return reported or Failure(f"rank {self.rank} ended with exit code {code} and without a word.")
 
 
-def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> int:
+def launch(arguments: Sequence[str], workers: int, port: int | None = None, patience: float = 0.0) -> int:
     """Run `spardl ARGUMENTS` as `workers` ranks on this machine; return the exit code for all of them.
 
     One rank's failure ends all within seconds and is shown once. However the launcher ends, no worker outlives it.
+    Asked to stop, it passes that on and gives them `patience` seconds to save, unless it is asked once more.
     """
     crew: list[Worker] = []
     try:
@@ -74,7 +75,7 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> i
             listener.close()
             failure = _watch_over(crew)
     except Interrupted as interruption:
-        failure = Failure(str(interruption), code=128 + interruption.number)
+        failure = _wind_down(crew, interruption, patience)
     finally:
         _end(crew)
     if failure is None:
@@ -149,10 +150,32 @@ def _signals_raised() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _watch_over(crew: Sequence[Worker]) -> Failure | None:
-    """Wait until all have ended well, or until one has failed and the others had their time to say why."""
+def _wind_down(crew: Sequence[Worker], interruption: Interrupted, patience: float) -> Failure | None:
+    """Let the workers stop in good order, if they can."""
+    stopped = Failure(str(interruption), code=128 + interruption.number)
+    if not patience:
+        return stopped
+    print("spardl: saving, to stop after this step; once more ends it at once.", file=sys.stderr, flush=True)
+    try:
+        with _signals_raised():
+            for worker in crew:
+                if worker.process.poll() is None:
+                    worker.process.send_signal(interruption.number)
+            failure = _watch_over(crew, patience)
+    except Interrupted as again:
+        return Failure(f"{str(again).rstrip('.')} before it was saved.", code=128 + again.number)
+    # A worker that had not begun has nothing to save, and ends by the signal itself.
+    by_signal = any(worker.process.poll() == -interruption.number for worker in crew)
+    return stopped if by_signal else failure
+
+
+def _watch_over(crew: Sequence[Worker], patience: float | None = None) -> Failure | None:
+    """Wait until all have ended well, or until one has failed and the others had their time to say why.
+
+    With `patience`, all were asked to end: wait so long for every one.
+    """
     failures: list[Failure] = []
-    deadline: float | None = None
+    deadline = None if patience is None else time.monotonic() + patience
     with selectors.DefaultSelector() as selector:
         for worker in crew:
             selector.register(worker.line, selectors.EVENT_READ, worker)
@@ -171,7 +194,7 @@ def _watch_over(crew: Sequence[Worker]) -> Failure | None:
                     failures.append(failure)
             if failures and deadline is None:
                 deadline = time.monotonic() + HEARING_S
-            if any(not failure.echo for failure in failures):
+            if patience is None and any(not failure.echo for failure in failures):
                 break
     return min(failures, key=lambda failure: failure.echo, default=None)
 

@@ -17,6 +17,7 @@ from spardl.config import (
     Selection,
     SyncConfig,
     Threshold,
+    Transport,
     Values,
     check_choice,
 )
@@ -39,7 +40,7 @@ def add_sync_options(parser: argparse.ArgumentParser, *, several_methods: bool =
         )
     else:
         add("method", "NAME", "a name that `spardl methods` lists")
-    add("density", "SHARE", "share of the entries that a step sends, in (0, 1]", type=_number)
+    add("density", "SHARE", "share of the entries that a step sends, in (0, 1]", type=number)
     group.add_argument(
         "--density-warmup",
         metavar="START:STEPS",
@@ -54,7 +55,8 @@ def add_sync_options(parser: argparse.ArgumentParser, *, several_methods: bool =
     add("selection", Selection, "when a block is cut: once, or at every addition")
     add("rebalance", Rebalance, "how ExDyna moves its partitions")
     add("threshold", Threshold, "how ExDyna and MiCRO follow their target")
-    add("timeout", "SECONDS", "how long any wait for a peer may take", type=_number)
+    add("transport", Transport, "who moves the bytes: torch.distributed, or MPI")
+    add("timeout", "SECONDS", "how long any wait for a peer may take", type=number)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -62,8 +64,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add = _Adder(parser.add_argument_group("gradients of a model"))
     what = "what is synchronised together: all, each DDP bucket, or at most N elements"
     add("groups", "model|bucket|N", what, type=_count_or("model", "bucket"))
+    add("merge", "PLANNER", "let a planner choose the groups: exact, omgs, mgwfbp, size:N, layer or single")
+    add("density_range", "LEAST:MOST", "with --merge: densities by group, what backward can hide (LAGS)", type=_range)
+    add("delta_every", "N", "steps between diagnoses of the selection; 0 is never", type=number_of("steps", at_least=0))
     add("dense_below", "N", "groups with fewer elements than N go dense", type=number_of("elements", at_least=0))
-    add("local_clip", "NORM", "clip each worker's gradient before it is accumulated", type=_number)
+    add("local_clip", "NORM", "clip each worker's gradient before it is accumulated", type=number)
 
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +89,13 @@ def add_seed_option(parser: argparse._ActionsContainer, what: str, default: int 
 
 def add_json_option(parser: argparse._ActionsContainer, what: str) -> None:
     parser.add_argument("--json", metavar="FILE", help=f"write {what} as JSON to FILE; - is standard output")
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def sync_config(options: argparse.Namespace, method: str | None = None) -> SyncConfig:
@@ -138,13 +150,6 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-
-
 def _count_or(*words: str) -> Callable[[str], int | str]:
     """An option type: a whole number, or one of these words."""
 
@@ -157,6 +162,13 @@ def _count_or(*words: str) -> Callable[[str], int | str]:
             raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor {' or '.join(words)}") from None
 
     return parse
+
+
+def _range(text: str) -> tuple[float, float]:
+    least, colon, most = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range, write it like 0.001:0.1")
+    return number(least), number(most)
 
 
 def _warmup(text: str, target: float) -> DensitySchedule:

@@ -15,6 +15,8 @@ Record = Mapping[str, Any]
 # Of what is printed to a file or a pipe; a terminal has its own.
 PAGE_WIDTH = 120
 
+SHARES = ("accuracy", "HR", "NDCG")
+
 TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
@@ -23,7 +25,7 @@ def records(target: str | None) -> Iterator[Callable[[Record], None]]:
     """Give a function that writes records to `target`: a file, `-` for standard output, or None for nowhere.
 
     With `-`, whatever else would reach standard output meanwhile, from native code too, goes to standard error.
-    A file is looked at before the work begins and written when it is done.
+    A file is looked at before the work begins and holds, at any time, the records so far.
     """
     if target is None:
         yield lambda record: None
@@ -33,8 +35,12 @@ def records(target: str | None) -> Iterator[Callable[[Record], None]]:
     else:
         check_target(target)
         lines: list[str] = []
-        yield lambda record: lines.append(to_json(record))
-        Path(target).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+        def write(record: Record) -> None:
+            lines.append(f"{to_json(record)}\n")
+            Path(target).write_text("".join(lines), encoding="utf-8")
+
+        yield write
 
 
 def to_json(record: Record) -> str:
@@ -132,6 +138,13 @@ def as_ratio(speedup: float) -> str:
     if not (math.isfinite(speedup) and speedup > 0):
         return "-"
     return f"{_three_digits(speedup)}x faster" if speedup >= 1 else f"{_three_digits(1 / speedup)}x slower"
+
+
+def as_figure(name: str, value: float) -> str:
+    """Shares, such as accuracy and HR@10, in percent; anything else, such as a loss, as a number."""
+    if name.partition("@")[0] in SHARES:
+        return f"{100 * value:.2f} %"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
 
 
 def as_percent(share: float) -> str:

@@ -70,3 +70,18 @@ def number_in(name: str, low: float, high: float) -> Callable[[str], float]:
         return number
 
     return parse
+
+
+class Numbers:
+    """An option type: numbers separated by commas. A configuration file may give them as a list."""
+
+    def __init__(self, example: str) -> None:
+        self._example = example
+
+    def __call__(self, text: str) -> tuple[float, ...]:
+        try:
+            return tuple(float(part) for part in text.split(",") if part.strip())
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a list of numbers, write it as {self._example}"
+            ) from None

@@ -1,14 +1,17 @@
-"""What a person sees while a recipe trains: a bar on a terminal, one line per epoch elsewhere. On standard error."""
+"""What a person sees while a recipe trains: a bar per epoch on a terminal, and a line per epoch. On standard error."""
 
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spardl.cli.output import as_figure
+from spardl.train.report import EpochReport, Outline, Quiet, StepReport
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from spardl.train.loop import EpochReport, Observer
+    from spardl.train.report import Observer
 
 
 @contextlib.contextmanager
@@ -23,51 +26,52 @@ def observer(rank: int) -> Iterator["Observer"]:
         yield Lines()
 
 
-def describe(report: "EpochReport") -> str:
-    return f"loss {report.train_loss:.3f}, test accuracy {100 * report.accuracy:.1f} %"
-
-
-class Quiet:
-    def begin(self, method: str, epochs: int, steps: int) -> None:
-        pass
-
-    def step(self) -> None:
-        pass
-
-    def epoch(self, report: "EpochReport") -> None:
-        pass
-
-
 class Lines(Quiet):
     """One line per epoch."""
 
-    def begin(self, method: str, epochs: int, steps: int) -> None:
-        self._method, self._epochs = method, epochs
+    def begin(self, outline: Outline) -> None:
+        self._outline = outline
+        if outline.first_step:
+            self._say(f"{outline.method}: goes on from step {outline.first_step:,} of {outline.last_step:,}")
 
-    def epoch(self, report: "EpochReport") -> None:
-        line = f"{self._method} epoch {report.epoch}/{self._epochs}: {describe(report)}, {report.seconds:.1f} s"
+    def epoch(self, report: EpochReport) -> None:
+        parts = [f"loss {report.train_loss:.3f}"]
+        if report.figures:
+            metric = self._outline.metric
+            parts.append(f"test {metric} {as_figure(metric, report.figures[metric])}")
+        parts += [f"{report.seconds:.1f} s", f"{report.samples_per_second:,.0f} samples/s"]
+        self._say(f"{self._title(report.epoch)}: {', '.join(parts)}")
+
+    def _title(self, epoch: int) -> str:
+        return f"{self._outline.method} epoch {epoch}/{self._outline.epochs}"
+
+    def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-class Bar:
-    """One bar per run, with what the last epoch brought."""
+class Bar(Lines):
+    """One bar for the epoch that is going on, below the lines of those before it."""
 
     def __init__(self, progress: "Progress") -> None:
         self._progress = progress
         self._task: TaskID | None = None
 
-    def begin(self, method: str, epochs: int, steps: int) -> None:
-        self._task = self._progress.add_task(method, total=epochs * steps, news="")
+    def step(self, report: StepReport) -> None:
+        outline = self._outline
+        before = (report.epoch - 1) * outline.steps_per_epoch
+        if self._task is None:
+            total = min(outline.steps_per_epoch, outline.last_step - before)
+            self._task = self._progress.add_task(self._title(report.epoch), total=total, news="")
+        self._progress.update(self._task, completed=report.step - before, news=f"loss {report.loss:.3f}")
 
-    def step(self) -> None:
-        self._update(advance=1)
+    def epoch(self, report: EpochReport) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+        super().epoch(report)
 
-    def epoch(self, report: "EpochReport") -> None:
-        self._update(news=f"epoch {report.epoch}: {describe(report)}")
-
-    def _update(self, **changes: Any) -> None:
-        assert self._task is not None, "a run begins before it steps"
-        self._progress.update(self._task, **changes)
+    def _say(self, line: str) -> None:
+        self._progress.console.print(line, highlight=False, markup=False)
 
 
 def _progress() -> "Progress":

@@ -1,95 +1,119 @@
 """`spardl train`."""
 
 import argparse
-import dataclasses
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spardl.cli.options import (
-    add_json_option,
-    add_model_options,
-    add_seed_option,
-    add_sync_options,
-    add_worker_options,
-    sync_config,
-)
-from spardl.cli.output import as_bytes, as_percent, as_seconds, records, table
+from spardl.cli.log import Log, check_log_dir
+from spardl.cli.options import add_model_options, add_sync_options, add_worker_options, sync_config
+from spardl.cli.output import as_bytes, as_figure, as_percent, as_seconds, records, table
 from spardl.cli.parser import number_of
+from spardl.cli.plot import check_plot, draw_run
 from spardl.cli.progress import observer
 from spardl.cli.ranks import run_on_ranks
-from spardl.config import SyncConfig
+from spardl.cli.signals import asked_to_stop
+from spardl.cli.training import add_checkpoint_options, add_recipe_options, chosen_recipe, chosen_saving
 from spardl.train.place import Place
-from spardl.train.recipes import RECIPES, recipe_named
-from spardl.train.settings import SETTINGS, TrainSettings
 
 if TYPE_CHECKING:
-    from spardl.train.loop import TrainReport
+    from spardl.train.report import Observer, TrainReport
 
 SUMMARY = "train a recipe with local workers, or as one rank under torchrun"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe_options(parser)
+    add_checkpoint_options(parser)
+    add_log_options(parser)
     add_worker_options(parser)
     add_sync_options(parser)
     add_model_options(parser)
 
 
-def add_recipe_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("training", "Where an option is not given, the recipe's own value counts.")
-    listing = ", ".join(f"{recipe.name} ({recipe.summary})" for recipe in RECIPES.values())
-    group.add_argument("--recipe", default="digits", metavar="NAME", help=f"{listing}; default: %(default)s")
-    group.add_argument("--epochs", type=number_of("epochs"), metavar="N", help="passes over the training data")
-    group.add_argument("--batch-size", type=number_of("examples"), metavar="N", help="examples per worker and step")
-    group.add_argument("--lr", type=float, metavar="RATE", help="learning rate at the start; falls to 0 along a cosine")
-    group.add_argument("--momentum", type=float, metavar="SHARE", help="of SGD")
-    group.add_argument("--weight-decay", type=float, metavar="RATE", help="of SGD")
-    add_seed_option(group, "of weights and shuffling")
-    add_json_option(group, "one record per run")
-
-
-def train_settings(options: argparse.Namespace) -> TrainSettings:
-    """The recipe's settings, with what the options change."""
-    given = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
-    return dataclasses.replace(recipe_named(options.recipe).settings, **given)
-
-
-def train_each(options: argparse.Namespace, configs: Sequence[SyncConfig], place: Place) -> "list[TrainReport]":
-    """Train the recipe once per configuration, on this rank; write the records on rank 0."""
-    recipe, settings = recipe_named(options.recipe), train_settings(options)
-    from spardl.train.loop import train
-
-    reports = []
-    with records(options.json if place.rank == 0 else None) as write, observer(place.rank) as watcher:
-        for config in configs:
-            report = train(recipe, settings, config, watcher)
-            write(report.to_dict())
-            reports.append(report)
-    return reports
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what it leaves behind")
+    group.add_argument(
+        "--log-dir", type=Path, metavar="DIR", help="write JSON lines (log.jsonl) and TensorBoard's event files here"
+    )
+    group.add_argument(
+        "--log-every",
+        type=number_of("steps"),
+        default=10,
+        metavar="N",
+        help="steps from line to line, beside one per epoch (default: %(default)s)",
+    )
+    group.add_argument("--plot", metavar="FILE", help="draw loss and metric over time, as .png, .svg or .pdf")
 
 
 def run(options: argparse.Namespace) -> int:
-    config = sync_config(options)
-    train_settings(options)  # refuse what cannot work before any worker starts
+    # What cannot work is refused before any worker starts.
+    config, recipe, saving = sync_config(options), chosen_recipe(options), chosen_saving(options)
+    check_log_dir(options.log_dir, resuming=saving.resume is not None)
+    check_plot(options.plot)
 
     def work(place: Place) -> None:
-        (report,) = train_each(options, [config], place)
-        if place.rank == 0 and options.json != "-":
-            show(report)
+        from spardl.train.keeper import Keeper
+        from spardl.train.loop import train
 
-    return run_on_ranks(options, [config], work)
+        with contextlib.ExitStack() as stack:
+            write = stack.enter_context(records(options.json if place.rank == 0 else None))
+            watcher = stack.enter_context(watching(options, place.rank))
+            asked: Callable[[], int] = stack.enter_context(asked_to_stop()) if saving.folder is not None else lambda: 0
+            keeper = Keeper(saving, asked) if saving.folder is not None or saving.resume is not None else None
+            report = train(recipe, config, data_dir=options.data_dir, observer=watcher, keeper=keeper)
+            write(report.to_dict())
+        if place.rank == 0:
+            if options.json != "-":
+                show(report)
+            if options.plot is not None:
+                draw_run(report, options.plot)
+
+    # A run that can save may take its time to do so.
+    patience = config.timeout if saving.folder is not None else 0.0
+    return run_on_ranks(options, [config], work, patience=patience)
+
+
+@contextlib.contextmanager
+def watching(options: argparse.Namespace, rank: int) -> Iterator["Observer"]:
+    """On rank 0, the person in front of the screen and the log."""
+    from spardl.train.report import Several
+
+    with observer(rank) as person:
+        if rank != 0 or options.log_dir is None:
+            yield person
+            return
+        with Log(options.log_dir, options.log_every) as log:
+            yield Several([person, log])
 
 
 def show(report: "TrainReport") -> None:
+    costs = report.costs
+    split = (
+        ("computing", report.seconds_computing),
+        ("selecting", costs.seconds_selecting),
+        ("waiting", costs.seconds_waiting),
+        ("transferring", costs.seconds_transferring),
+    )
+    total = report.seconds or 1.0
     table(
-        f"{report.recipe}, {report.method}: {report.workers} workers, {report.parameters:,} parameters",
+        f"{report.recipe}, {report.method}: {report.workers} workers, {report.parameters:,} parameters,"
+        f" {report.steps:,} steps",
         ("", "at the end"),
         [
-            ("test accuracy", f"{100 * report.accuracy:.2f} %"),
-            ("test loss", f"{report.test_loss:.4f}"),
+            *((f"test {name}", as_figure(name, value)) for name, value in _metric_first(report)),
             ("training loss", f"{report.train_loss:.4f}"),
             ("training time", as_seconds(report.seconds)),
+            *((f"  {name}", f"{as_seconds(part)} ({100 * part / total:.0f} %)") for name, part in split),
+            ("samples per second", f"{report.samples_per_second:,.0f}"),
             ("sent per step and worker", as_bytes(report.bytes_per_step)),
+            ("sent in all, per worker", as_bytes(costs.bytes_sent)),
             ("achieved density", as_percent(report.achieved_density)),
         ],
+        note=report.note,
     )
+
+
+def _metric_first(report: "TrainReport") -> list[tuple[str, float]]:
+    return sorted(report.figures.items(), key=lambda figure: figure[0] != report.metric)

@@ -34,8 +34,8 @@ from spardl.metrics import SyncStats
 from spardl.planning.merging import Merging, agree
 from spardl.planning.profile import BackwardClock
 from spardl.sync import Group, Member, Part, Synchronizer, partition
+from spardl.transport.choice import transport_named
 from spardl.transport.torchdist import Group as ProcessGroup
-from spardl.transport.torchdist import TorchTransport
 
 # Steps whose backward is not measured, after DDP's buckets are final, and steps that are.
 WARM_UP = 2
@@ -98,7 +98,7 @@ class SparDLState:
         self._may_skip = bool(model.find_unused_parameters or model.static_graph)
         device = next(iter(self._names)).device
         where = process_group if process_group is not None else model.process_group
-        self._transport = TorchTransport(where, timeout=self.config.timeout, device=device)
+        self._transport = transport_named(self.config.transport, where, timeout=self.config.timeout, device=device)
         self.config = _with_teams(self.config, process_group, team_size, self._transport.workers)
         self.config.resolved_gather(self._transport.workers)  # teams that cannot work are refused here
         self._check_agreement(optimizer or None)

@@ -24,15 +24,16 @@ logger = logging.getLogger(__name__)
 def for_device(device: torch.device) -> ModuleType:
     """The kernels for tensors on this device."""
     if device.type == "cpu":
-        return _load_compiled()
+        return load("spardl.kernels.compiled")
     return importlib.import_module("spardl.kernels.portable")
 
 
 @functools.cache
-def _load_compiled() -> ModuleType:
+def load(name: str) -> ModuleType:
+    """Import a module of compiled loops."""
     with _one_at_a_time():
         started = time.monotonic()
-        module = importlib.import_module("spardl.kernels.compiled")
+        module = importlib.import_module(name)
         if time.monotonic() - started > 3:
             logger.info(
                 "compiled the kernels in %.0f s; the next start reads them from disk", time.monotonic() - started

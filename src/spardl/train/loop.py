@@ -1,173 +1,95 @@
 """The training loop: one recipe, one way to synchronise, on the ranks of an existing process group."""
 
-import dataclasses
+import contextlib
 import time
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
 from spardl.config import SyncConfig
-from spardl.integrations.ddp import SyncHandle, attach
-from spardl.train.data import load_data
-from spardl.train.dataset import DataSet
-from spardl.train.models import build_model
+from spardl.errors import ConfigError
+from spardl.planning.merging import Merging
+from spardl.train.evaluation import evaluate
+from spardl.train.keeper import Keeper
+from spardl.train.optimizer import set_rate
 from spardl.train.recipes import Recipe
-from spardl.train.settings import TrainSettings
-from spardl.train.source import batches
-
-EVALUATION_BATCH = 256
-TEST_SEED = 20240513
+from spardl.train.report import Observer, Quiet, StepReport, TrainReport
+from spardl.train.run import Run
+from spardl.train.source import Batch, generator_of
 
 
-@dataclass(frozen=True)
-class EpochReport:
-    """One epoch: training loss over all ranks, accuracy and loss on the whole test set, time without the test."""
+def train(
+    recipe: Recipe,
+    config: SyncConfig,
+    *,
+    data_dir: Path | None = None,
+    observer: Observer | None = None,
+    keeper: Keeper | None = None,
+) -> TrainReport:
+    """Train from scratch, or from where `keeper` says; every rank calls it and gets the same report, but its own costs.
 
-    epoch: int
-    train_loss: float
-    test_loss: float
-    accuracy: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class TrainReport:
-    """One run. Bytes and rounds are this rank's, per step. Density is what was asked for at the end, and what came."""
-
-    recipe: str
-    method: str
-    workers: int
-    settings: TrainSettings
-    config: SyncConfig
-    parameters: int
-    steps: int
-    seconds: float
-    bytes_per_step: float
-    rounds_per_step: float
-    bits_per_entry: float
-    density: float
-    achieved_density: float
-    epochs: list[EpochReport] = field(default_factory=list)
-
-    @property
-    def accuracy(self) -> float:
-        return self.epochs[-1].accuracy
-
-    @property
-    def test_loss(self) -> float:
-        return self.epochs[-1].test_loss
-
-    @property
-    def train_loss(self) -> float:
-        return self.epochs[-1].train_loss
-
-    def to_dict(self) -> dict[str, Any]:
-        record = dataclasses.asdict(self)
-        return {
-            **{name: value for name, value in record.items() if name not in ("settings", "config", "epochs")},
-            "accuracy": self.accuracy,
-            "test_loss": self.test_loss,
-            "train_loss": self.train_loss,
-            "settings": record["settings"],
-            "config": record["config"],
-            "epochs": record["epochs"],
-        }
-
-
-class Observer(Protocol):
-    """Who watches a run, on any rank."""
-
-    def begin(self, method: str, epochs: int, steps: int) -> None:
-        """A run of `epochs` times `steps` steps starts."""
-
-    def step(self) -> None: ...
-
-    def epoch(self, report: EpochReport) -> None: ...
-
-
-def train(recipe: Recipe, settings: TrainSettings, config: SyncConfig, observer: Observer) -> TrainReport:
-    """Train from scratch; every rank calls it and gets the same report, apart from its own traffic.
-
-    Deterministic: the same arguments on the same number of ranks give the same weights.
+    Deterministic: the same arguments on the same number of ranks give the same weights, also of a run that was stopped
+    and went on. Raises `Stopped` when the keeper was asked to stop, and has saved.
     """
-    rank, workers = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(settings.seed)
-    data = load_data(recipe.data)
-    steps = len(data.train.order(workers, settings.batch_size, seed=settings.seed, epoch=0))
-    model = DistributedDataParallel(build_model(recipe.model, data.facts, data.name))
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=settings.epochs * steps)
-    sync = attach(model, optimizer=optimizer, config=config)
-
-    observer.begin(config.method, settings.epochs, steps)
-    epochs = []
-    for epoch in range(settings.epochs):
+    observer = observer or Quiet()
+    run = Run(recipe, config, data_dir)
+    if keeper is not None:
+        keeper.restore(run)
+    observer.begin(run.outline())
+    while len(run.history) < run.epochs:
+        run.model.train()
         dist.barrier()
         started = time.perf_counter()
-        model.train()
-        loss_sum = torch.zeros((), dtype=torch.float64)
-        carried = None
-        positions = data.train.order(workers, settings.batch_size, seed=settings.seed, epoch=epoch)[:, rank]
-        for batch in batches(data.train, positions, seeds=(settings.seed, epoch, rank)):
-            optimizer.zero_grad()
-            loss, carried = data.task.loss(model, batch, carried)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            loss_sum += loss.detach()
-            observer.step()
-        seconds = time.perf_counter() - started
-        dist.all_reduce(loss_sum)
-        figures = evaluate(model.module, data)
-        test_loss, accuracy = figures["loss"], figures["accuracy"]
-        report = EpochReport(epoch + 1, loss_sum.item() / (steps * workers), test_loss, accuracy, seconds)
-        observer.epoch(report)
-        epochs.append(report)
-    return _report(recipe, settings, config, model, sync, steps * settings.epochs, epochs)
+        for batches in run.rest_of_epoch():
+            report = train_step(run, batches, started)
+            observer.step(report)
+            if keeper is not None:
+                keeper.after_step(run)
+            started = time.perf_counter()
+        observer.epoch(run.close_epoch(figures_of(run) if is_tested(run) else {}))
+    return run.report()
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, data: DataSet) -> dict[str, float]:
-    """The task's figures over the whole test set, each rank testing its share: exact, each example counts once."""
-    rank, workers = dist.get_rank(), dist.get_world_size()
-    model.eval()
-    totals, carried = torch.zeros(data.task.sums, dtype=torch.float64), None
-    for batch in batches(data.test, data.test.sweep(rank, workers, EVALUATION_BATCH), seeds=(TEST_SEED, rank)):
-        sums, carried = data.task.measure(model, batch, carried)
-        totals = totals + sums
-    dist.all_reduce(totals)
-    return data.task.figures(totals)
+def train_until_planned(recipe: Recipe, config: SyncConfig, *, data_dir: Path | None = None) -> Merging:
+    """Train only until `config.merge` has measured and planned. Collective; every rank gets the same plan."""
+    run = Run(recipe, config, data_dir)
+    run.model.train()
+    while len(run.history) < run.epochs:
+        for batches in run.rest_of_epoch():
+            train_step(run, batches, time.perf_counter())
+            merging = run.sync.merging
+            if merging is not None:
+                return merging
+        run.close_epoch({})
+    raise ConfigError(f"{run.step} steps are too few to plan with; give more data or a smaller batch size.")
 
 
-def _report(
-    recipe: Recipe,
-    settings: TrainSettings,
-    config: SyncConfig,
-    model: nn.Module,
-    sync: SyncHandle,
-    steps: int,
-    epochs: list[EpochReport],
-) -> TrainReport:
-    total = sync.stats().total
-    return TrainReport(
-        recipe=recipe.name,
-        method=config.method,
-        workers=dist.get_world_size(),
-        settings=settings,
-        config=config,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        steps=steps,
-        seconds=sum(report.seconds for report in epochs),
-        bytes_per_step=total.bytes_sent / steps,
-        rounds_per_step=total.rounds / steps,
-        bits_per_entry=total.bits_per_entry,
-        density=1.0 if total.dense else config.density_at(steps),
-        achieved_density=total.density,
-        epochs=epochs,
-    )
+def train_step(run: Run, batches: list[Batch], started: float) -> StepReport:
+    """One step: each micro-batch forward and backward, synchronised with the last one, then the update."""
+    settings, rate, loss_sum = run.settings, run.rate.at(run.step), 0.0
+    # What is random in a step hangs on its number, so that a run can go on at any.
+    torch.manual_seed(generator_of(settings.seed, run.rank, run.step).initial_seed())
+    set_rate(run.optimizer, rate)
+    run.optimizer.zero_grad()
+    for number, batch in enumerate(batches, start=1):
+        with run.model.no_sync() if number < len(batches) else contextlib.nullcontext():
+            with torch.autocast("cpu", torch.bfloat16, enabled=settings.amp == "bf16"):
+                loss, run.carried = run.data.task.loss(run.model, batch, run.carried)
+            (loss / len(batches)).backward()
+        loss_sum += loss.item()
+    if settings.clip is not None:
+        clip_grad_norm_(run.model.parameters(), settings.clip)
+    run.optimizer.step()
+    return run.count_step(loss_sum / len(batches), rate, time.perf_counter() - started)
+
+
+def figures_of(run: Run) -> dict[str, float]:
+    return evaluate(run.module, run.data, run.settings.eval_batch, run.settings.loaders)
+
+
+def is_tested(run: Run) -> bool:
+    """Every so many epochs, and at the end."""
+    epoch, every = len(run.history) + 1, run.settings.eval_every
+    return epoch == run.epochs or (every > 0 and epoch % every == 0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from spardl.errors import ConfigError
+from spardl.train.launchers import heard_from_launcher, whole
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LISTENER = "SPARDL_LISTENER"
@@ -44,27 +45,43 @@ class Place:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """The place that a launcher has set, or None if there was no launcher."""
-        if "RANK" not in environment and "WORLD_SIZE" not in environment:
-            return None
+        """The place that a launcher has set, or None if there was no launcher.
+
+        RANK and WORLD_SIZE come first, as torchrun and our own launcher set them; then mpiexec's, then srun's.
+        """
+        if "RANK" in environment or "WORLD_SIZE" in environment:
+            return cls._explicit(environment)
+        return cls._from_mpiexec_or_srun(environment)
+
+    @classmethod
+    def _explicit(cls, environment: Mapping[str, str]) -> Self:
         missing = [name for name in VARIABLES if name not in environment]
         if missing:
             given = ", ".join(name for name in VARIABLES if name in environment)
             raise ConfigError(f"{given} set without {', '.join(missing)}; a rank needs all of {', '.join(VARIABLES)}.")
         return cls(
-            rank=_whole("RANK", environment),
-            workers=_whole("WORLD_SIZE", environment),
+            rank=whole("RANK", environment),
+            workers=whole("WORLD_SIZE", environment),
             host=environment["MASTER_ADDR"],
-            port=_whole("MASTER_PORT", environment),
-            listener=_whole(LISTENER, environment) if LISTENER in environment else None,
+            port=whole("MASTER_PORT", environment),
+            listener=whole(LISTENER, environment) if LISTENER in environment else None,
             hosted=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
         )
 
-
-def _whole(name: str, environment: Mapping[str, str]) -> int:
-    text = environment[name]
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name}={text!r} is not a whole number.") from None
+    @classmethod
+    def _from_mpiexec_or_srun(cls, environment: Mapping[str, str]) -> Self | None:
+        """Rank and size as the launcher has them; the address as MASTER_ADDR and MASTER_PORT say, or as it implies."""
+        told = heard_from_launcher(environment)
+        if told is None:
+            return None
+        host = environment.get("MASTER_ADDR", told.host)
+        port = whole("MASTER_PORT", environment) if "MASTER_PORT" in environment else told.port
+        if host is None or port is None:
+            needed = {"MASTER_ADDR to the address of rank 0": host, "MASTER_PORT to a free port there": port}
+            missing = " and ".join(what for what, value in needed.items() if value is None)
+            raise ConfigError(
+                f"{told.launcher} does not say where its {told.workers} ranks meet, and they may be on several hosts;"
+                f" set {missing}, the same on all ranks."
+            )
+        return cls(rank=told.rank, workers=told.workers, host=host, port=port)

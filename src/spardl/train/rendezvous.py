@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -37,11 +38,16 @@ def process_group(place: Place, timeout: float) -> Iterator[None]:
         yield
     except RuntimeError as error:
         if any(sign in str(error) for sign in LOST_PEER):
-            first_line = str(error).splitlines()[0]
-            raise PeerError(f"rank {place.rank} lost a peer, which may have ended or hang ({first_line}).") from error
+            reason = _gist(str(error))
+            raise PeerError(f"rank {place.rank} lost a peer, which may have ended or hang ({reason}).") from error
         raise
     gc.collect()  # models and hooks refer to each other, and to groups whose threads should end here
     dist.destroy_process_group()
+
+
+def _gist(reason: str) -> str:
+    """The first sentence of gloo's text, without the line of its source."""
+    return re.sub(r"^\[\S+:\d+\] ", "", reason.splitlines()[0]).partition(". ")[0].rstrip(".")
 
 
 def _store(place: Place, timeout: float) -> Store:
@@ -68,7 +74,7 @@ def _why_no_store(place: Place, timeout: float, keeper: bool, reason: str) -> st
             f"{missing} never came: nobody answered at {place.address} for {timeout:g} s; start it, or raise --timeout."
         )
     if "EADDRINUSE" in reason:
-        return f"port {place.port} is in use; choose another one."
+        return f"port {place.port} is in use; set MASTER_PORT to another one, the same on all ranks."
     return f"rank 0 cannot listen at {place.address}: {reason.splitlines()[0]}"
 
 

@@ -1,0 +1,259 @@
+"""A training under way: everything that steps change, where it stands, and how it is taken up again."""
+
+import hashlib
+import importlib
+import inspect
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from spardl.config import SyncConfig
+from spardl.errors import ConfigError
+from spardl.integrations.ddp import attach
+from spardl.train.data import DATASETS, load_data
+from spardl.train.dataset import DataSet
+from spardl.train.evaluation import averaged_statistics
+from spardl.train.models import build_model
+from spardl.train.optimizer import build_optimizer
+from spardl.train.recipes import Recipe
+from spardl.train.report import Costs, EpochReport, Outline, StepReport, TrainReport
+from spardl.train.schedule import LearningRate
+from spardl.train.source import Batch, batches
+from spardl.train.subset import first
+
+State = dict[str, Any]
+
+
+@dataclass
+class Tally:
+    """An epoch so far, on this rank."""
+
+    steps: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+
+
+class Run:
+    """A recipe on the ranks of an existing process group. Collective: every rank makes one, in the same way.
+
+    `step` counts what has been done and `history` the epochs that are closed; together they are the position, also in
+    the middle of an epoch. What is random in a step hangs on its number, so there is no generator to save.
+    """
+
+    def __init__(self, recipe: Recipe, config: SyncConfig, data_dir: Path | None = None) -> None:
+        self.rank, self.workers = dist.get_rank(), dist.get_world_size()
+        self.recipe, self.settings, self.config = recipe, recipe.settings, config
+        self.data = _load(recipe, data_dir)
+        self.steps_per_epoch = self._count_steps()
+        self.last_step = self.settings.epochs * self.steps_per_epoch
+        if self.settings.max_steps is not None:
+            self.last_step = min(self.last_step, self.settings.max_steps)
+        self.epochs = -(-self.last_step // self.steps_per_epoch)
+        self.rate = LearningRate(self.settings, self.steps_per_epoch, self.workers)
+        torch.manual_seed(self.settings.seed)
+        self.model = _distributed(build_model(recipe.model, self.data.facts, self.data.name))
+        self.optimizer = build_optimizer(self.model, self.settings)
+        # What is clipped must be the averaged gradient alone, so momentum then stays where it comes after that.
+        self.sync = attach(self.model, optimizer=self.optimizer if self.settings.clip is None else False, config=config)
+        self.step = 0
+        self.carried: Any = None
+        self.tally = Tally()
+        self.history: list[EpochReport] = []
+        self.resumed_at: int | None = None
+        self._earlier, self._mark = Costs(), Costs()
+
+    @property
+    def module(self) -> nn.Module:
+        module: nn.Module = self.model.module
+        return module
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.workers * self.settings.batch_size * self.settings.accumulate
+
+    def outline(self) -> Outline:
+        return Outline(
+            recipe=self.recipe.name,
+            method=self.config.method,
+            workers=self.workers,
+            metric=self.data.task.metric,
+            epochs=self.epochs,
+            steps_per_epoch=self.steps_per_epoch,
+            first_step=self.step,
+            last_step=self.last_step,
+            samples_per_step=self.samples_per_step,
+        )
+
+    # --- an epoch -------------------------------------------------------------------------------------------------
+
+    def rest_of_epoch(self) -> Iterator[list[Batch]]:
+        """The micro-batches of each step that this epoch still has, or that is left of the run."""
+        seed, count, epoch = self.settings.seed, self.settings.accumulate, len(self.history)
+        done = self.step - epoch * self.steps_per_epoch
+        until = min(self.steps_per_epoch, self.last_step - epoch * self.steps_per_epoch)
+        if done == 0:
+            self.carried = None
+        positions = self._order(epoch)[: until * count, self.rank]
+        seeds = (seed, epoch, self.rank)
+        loaded = batches(self.data.train, positions, seeds=seeds, first=done * count, loaders=self.settings.loaders)
+        for _ in range(done, until):
+            yield list(islice(loaded, count))
+
+    def count_step(self, loss: float, rate: float, seconds: float) -> StepReport:
+        """A step is done: this rank's loss, the learning rate it had, and the time it took."""
+        self.step += 1
+        self.tally.steps += 1
+        self.tally.loss += loss
+        self.tally.seconds += seconds
+        return StepReport(self.step, len(self.history) + 1, loss, rate, seconds)
+
+    def close_epoch(self, figures: dict[str, float]) -> EpochReport:
+        """Sum up the epoch that was going on. Collective."""
+        loss = torch.tensor(self.tally.loss, dtype=torch.float64)
+        dist.all_reduce(loss)
+        steps, seconds = self.tally.steps, self.tally.seconds
+        report = EpochReport(
+            epoch=len(self.history) + 1,
+            step=self.step,
+            train_loss=loss.item() / (steps * self.workers) if steps else float("nan"),
+            figures=figures,
+            lr=self.rate.at(max(0, self.step - 1)),
+            seconds=seconds,
+            samples_per_second=steps * self.samples_per_step / seconds if seconds else 0.0,
+            costs=self._spent(),
+        )
+        self.history.append(report)
+        self.tally = Tally()
+        self._earlier, self._mark = Costs(), self._all_costs()
+        return report
+
+    def report(self) -> TrainReport:
+        """The run as it has become. Collective."""
+        with averaged_statistics(self.module):
+            checksum = _checksum(self.module)
+        return TrainReport(
+            recipe=self.recipe.name,
+            model=self.recipe.model,
+            data=self.recipe.data,
+            method=self.config.method,
+            workers=self.workers,
+            metric=self.data.task.metric,
+            better=self.data.task.better,
+            settings=self.settings,
+            config=self.config,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            steps=self.step,
+            density=1.0 if self.sync.stats().total.dense else self.config.density_at(self.step),
+            parameters_sha256=checksum,
+            resumed_at=self.resumed_at,
+            note=self.data.note,
+            epochs=list(self.history),
+        )
+
+    # --- taking it up again ---------------------------------------------------------------------------------------
+
+    def identity(self) -> State:
+        """What must be the same in a run that goes on with this one."""
+        return {
+            "model": self.recipe.model,
+            "dataset": self.recipe.data,
+            "training examples": len(self.data.train),
+            "workers": self.workers,
+            **{name.replace("_", "-"): value for name, value in self.settings.trajectory.items()},
+            **{name.replace("_", "-"): value for name, value in self.config.to_dict().items() if name != "timeout"},
+        }
+
+    def common_state(self) -> State:
+        """What all ranks have in common: the model as it would be handed out, and the optimizer. Collective."""
+        with averaged_statistics(self.module):
+            model = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
+        return {"model": model, "optimizer": self.optimizer.state_dict()}
+
+    def own_state(self) -> State:
+        """What is this rank's alone: residuals, velocities and controllers, BatchNorm's statistics, what a language
+        model carries from batch to batch, and the epoch so far."""
+        return {
+            "sync": self.sync.state_dict(),
+            "buffers": dict(self.module.named_buffers()),
+            "carried": self.carried,
+            "tally": asdict(self.tally),
+            "costs": asdict(self._spent()),
+        }
+
+    def load(self, step: int, history: Sequence[EpochReport], common: State, own: State) -> None:
+        """Be the run that was saved, bit for bit."""
+        self.step = self.resumed_at = step
+        self.history = list(history)
+        self.module.load_state_dict(common["model"])
+        self.optimizer.load_state_dict(common["optimizer"])
+        self.sync.load_state_dict(own["sync"])
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(own["buffers"][name])
+        self.carried = own["carried"]
+        self.tally = Tally(**own["tally"])
+        self._earlier, self._mark = Costs(**own["costs"]), self._all_costs()
+
+    def _all_costs(self) -> Costs:
+        return Costs.of(self.sync.stats().total)
+
+    def _spent(self) -> Costs:
+        return self._earlier + (self._all_costs() - self._mark)
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        return self.data.train.order(self.workers, self.settings.batch_size, seed=self.settings.seed, epoch=epoch)
+
+    def _count_steps(self) -> int:
+        count, accumulate = len(self._order(0)), self.settings.accumulate
+        if count < accumulate:
+            raise ConfigError(
+                f"an epoch has {count} micro-batches, too few to accumulate {accumulate}; accumulate at most {count}."
+            )
+        return count // accumulate
+
+
+def _load(recipe: Recipe, data_dir: Path | None) -> DataSet:
+    window, options = recipe.settings.window, {}
+    if window is not None:
+        options["window"] = window
+        if recipe.data in DATASETS and "window" not in _parameters(DATASETS[recipe.data]):
+            raise ConfigError(f"{recipe.data} is no text that is read in windows; leave --window out.")
+    data = load_data(recipe.data, data_dir, **options)
+    if recipe.settings.subset is None:
+        return data
+    return DataSet(
+        name=data.name,
+        train=first(data.train, recipe.settings.subset),
+        test=data.test,
+        task=data.task,
+        facts=data.facts,
+        note=f"{data.note} Trained on its first {recipe.settings.subset:,} examples.".strip(),
+    )
+
+
+def _parameters(place: str) -> Collection[str]:
+    module, _, function = place.partition(":")
+    return inspect.signature(getattr(importlib.import_module(module), function)).parameters
+
+
+def _distributed(model: nn.Module) -> DistributedDataParallel:
+    """Running statistics stay each rank's own: see `averaged_statistics`."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    settings: dict[str, Any] = {name: False}
+    return DistributedDataParallel(model, **settings)
+
+
+def _checksum(module: nn.Module) -> str:
+    """Of every parameter and buffer, by name, type and value."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,86 @@
+"""The usual round, one message out and one message in, as one compiled call without Python in between.
+
+It calls sendmsg(2) and recv(2) itself, on lines that block. Whatever is unusual ends the call early: a full line, a
+signal, silence for the timeout, a peer that left. How far it came is in the records, and `link.py` goes on from there.
+"""
+
+import socket
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numba.core import types
+
+HEADER = 16  # bytes: the length of the payload; the mark of the round, with the number of the message on its line
+NUMBERS = 0xFFFFFFFF
+
+# A record is the memory of one line in 64-bit words, some of them as the system calls read them on 64-bit Linux.
+OUT = 0  # the header that leaves
+IN = 2  # the header that arrives
+_VECTOR = 4  # two struct iovec: that header, and a payload
+_MESSAGE = 8  # a struct msghdr that consists of them
+SENT = 15  # bytes that have left, if not all
+HEARD = 16  # bytes that have arrived of the header, or of the payload, if not all
+WAITED = 17  # nanoseconds until the header had arrived
+_CLOCK = 18  # a struct timespec
+SENDING = 20  # number of the message that leaves next
+AWAITED = 21  # number of the message that arrives next
+_WORDS = 22
+
+# How a call ends: with the length of the payload that arrived, or with one of these.
+UNSENT, UNHEARD, UNEXPECTED, UNFINISHED = -1, -2, -3, -4
+
+_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_WHOLE = int(socket.MSG_WAITALL)
+_MONOTONIC = 1
+
+# Typed as anything: outside of compiled code they cannot be called.
+_sendmsg: Any = types.ExternalFunction("sendmsg", types.int64(types.int32, types.intp, types.int32))
+_recv: Any = types.ExternalFunction("recv", types.int64(types.int32, types.intp, types.int64, types.int32))
+_clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
+
+
+def record() -> "np.ndarray[Any, np.dtype[np.int64]]":
+    words = np.zeros(_WORDS, np.int64)
+    address = words.ctypes.data
+    words[_VECTOR], words[_VECTOR + 1] = address + 8 * OUT, HEADER
+    words[_MESSAGE + 2], words[_MESSAGE + 3] = address + 8 * _VECTOR, 2
+    return words
+
+
+def _exchange(mark, to, out, payload, size, source, into, buffer):  # type: ignore[no-untyped-def]
+    """Send `size` bytes from `payload` on line `to`; receive a payload into `buffer` on line `source`.
+
+    `out` and `into` are the lines' records.
+    """
+    base = into.ctypes.data
+    out[OUT], out[OUT + 1] = size, mark | out[SENDING]
+    out[_VECTOR + 2], out[_VECTOR + 3] = payload, size
+    out[SENDING] = (out[SENDING] + 1) & NUMBERS
+    out[SENT] = _sendmsg(to, out.ctypes.data + 8 * _MESSAGE, _AT_ONCE)
+    if out[SENT] != HEADER + size:
+        return UNSENT
+    _clock_gettime(_MONOTONIC, base + 8 * _CLOCK)
+    before = 1_000_000_000 * into[_CLOCK] + into[_CLOCK + 1]
+    into[HEARD] = _recv(source, base + 8 * IN, HEADER, _WHOLE)
+    _clock_gettime(_MONOTONIC, base + 8 * _CLOCK)
+    into[WAITED] = 1_000_000_000 * into[_CLOCK] + into[_CLOCK + 1] - before
+    if into[HEARD] != HEADER:
+        return UNHEARD
+    length = into[IN]
+    if into[IN + 1] != mark | into[AWAITED] or length < 0 or length > buffer.size:
+        return UNEXPECTED
+    into[AWAITED] = (into[AWAITED] + 1) & NUMBERS
+    if length > 0:
+        into[HEARD] = _recv(source, buffer.ctypes.data, length, _WHOLE)
+        if into[HEARD] != length:
+            return UNFINISHED
+    return length
+
+
+exchange = njit(
+    "int64(int64, int64, int64[::1], int64, int64, int64, int64[::1], uint8[::1])",
+    cache=True,
+    nogil=True,
+    boundscheck=False,
+)(_exchange)

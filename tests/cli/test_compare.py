@@ -1,0 +1,367 @@
+"""Several methods side by side: who is run, what the table says, and a page that needs nothing but itself."""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import RANK_VARIABLES, json_lines, spardl
+from spardl.cli import execute
+from spardl.cli.commands import parse
+from spardl.cli.compare import chosen_entries, chosen_seeds, summarise
+from spardl.cli.curves import INK, OVER_BYTES, OVER_TIME, Curve, as_svg, points
+from spardl.cli.page import render
+from spardl.config import DensitySchedule, SyncConfig
+from spardl.train.report import Costs, EpochReport, TrainReport
+from spardl.train.settings import TrainSettings
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+def run_of(method: str, scores: list[float | None], *, seed: int = 0, **changes: Any) -> TrainReport:
+    """A run that took 2 s per epoch and sent 1 MB in each; None: an epoch that was not tested."""
+    seconds, sent = changes.pop("seconds", 2.0), changes.pop("sent", 1e6)
+    metric = changes.setdefault("metric", "accuracy")
+    epochs = [
+        EpochReport(
+            epoch=number,
+            step=10 * number,
+            train_loss=0.5,
+            figures={} if score is None else {"loss": 0.4, metric: score},
+            lr=0.1,
+            seconds=seconds,
+            samples_per_second=100.0,
+            costs=Costs(rounds=20, bytes_sent=sent, entries_sent=1000, entries=500, places=10_000),
+        )
+        for number, score in enumerate(scores, start=1)
+    ]
+    facts: dict[str, Any] = {
+        "recipe": "digits",
+        "model": "digits-cnn",
+        "data": "digits",
+        "method": method,
+        "workers": 2,
+        "better": "higher",
+        "settings": TrainSettings(epochs=len(scores), batch_size=16, lr=0.1, seed=seed),
+        "config": SyncConfig(method=method),
+        "parameters": 1000,
+        "steps": 10 * len(scores),
+        "density": 0.01,
+        "parameters_sha256": "0123456789abcdef",
+    }
+    return TrainReport(**{**facts, **changes}, epochs=epochs)
+
+
+def column(name: str, curves: list[Curve]) -> dict[str, str]:
+    """What the table says under this name, by label."""
+    summary = summarise(curves)
+    place = summary.columns.index(name)
+    return {row[0]: row[place] for row in summary.rows}
+
+
+# --- what is run ----------------------------------------------------------------------------------------------------
+
+
+def test_sparse_methods_run_at_each_density_and_dense_ones_once() -> None:
+    """In the order of the names, labelled with the density."""
+    options = parse(["compare", "--methods", "dense,spardl,topka", "--densities", "0.01,0.001,0.01"])
+    found = {entry.label: entry.config.density for entry in chosen_entries(options)}
+    assert list(found) == ["dense", "spardl 1 %", "spardl 0.1 %", "topka 1 %", "topka 0.1 %"]
+    assert found["topka 0.1 %"] == 0.001
+
+
+def test_a_warm_up_ends_at_each_density() -> None:
+    """--density-warmup begins alike and comes down to where the run is meant to be."""
+    arguments = ["--methods", "spardl", "--densities", "0.01,0.001", "--density-warmup", "0.25:50"]
+    schedules = [entry.config.density for entry in chosen_entries(parse(["compare", *arguments]))]
+    assert schedules == [DensitySchedule(target=target, start=0.25, steps=50) for target in (0.01, 0.001)]
+
+
+def test_every_run_starts_from_each_seed() -> None:
+    """Only the seed differs."""
+    first, second = chosen_seeds(parse(["compare", "--recipe", "vgg16-cifar10", "--epochs", "12", "--seeds", "3,5"]))
+    assert (first.settings.seed, second.settings.seed) == (3, 5)
+    assert first.changed(seed=5) == second
+
+
+def test_a_file_may_list_densities_and_seeds(tmp_path: Path) -> None:
+    """As people write several things in TOML."""
+    path = tmp_path / "run.toml"
+    path.write_text("densities = [0.01, 0.001]\nseeds = [0, 1]\n")
+    options = parse(["compare", "--config", str(path)])
+    assert (options.densities, options.seeds) == ((0.01, 0.001), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--densities", "0.01,1.5"], "outside (0, 1]"),
+        (["--densities", "some"], "write it as 0.01,0.001"),
+        (["--densities", ","], "names no density"),
+        (["--densities", "0.1", "--density", "0.2"], "--density or --densities, not both"),
+        (["--seeds", "0,-1"], "whole numbers from 0 on"),
+        (["--seeds", ","], "names no seed"),
+        (["--seeds", "1", "--seed", "2"], "--seed or --seeds, not both"),
+        (["--page", "page.pdf"], "ends in .html or .htm"),
+        (["--page", "-"], "ends in .html or .htm"),
+        (["--page", "no/such/folder/page.html"], "no folder"),
+        (["--page", "{folder}/taken.html"], "it is a folder"),
+        (["--pictures", "{folder}/file"], "is a file; name a folder"),
+        (["--pictures", "{folder}/file/below"], "is a file; name a folder"),
+        (["--pictures", "{folder}/taken"], "it is a folder"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_worker_starts(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    """One sentence on standard error, exit code 2, and nothing written."""
+    for name in RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "file").touch()
+    (tmp_path / "taken.html").mkdir()
+    (tmp_path / "taken" / f"{OVER_TIME}.png").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    assert execute(["compare", *(argument.format(folder=tmp_path) for argument in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert sentence in captured.err and len(captured.err.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# --- what the table and the pictures say ----------------------------------------------------------------------------
+
+
+def test_points_add_up_what_was_spent() -> None:
+    """Time and bytes of epochs that were not tested count in those that were."""
+    found = points(run_of("spardl", [0.5, None, 0.9]))
+    assert [(point.epoch, point.seconds, point.bytes_sent) for point in found] == [(1, 2.0, 1e6), (3, 6.0, 3e6)]
+
+
+def test_speed_up_is_of_the_time_to_where_dense_ends() -> None:
+    """Dense took 8 s to its end; a sparse run that is there after two epochs of 1 s is 4 times as fast."""
+    curves = [
+        Curve("dense", [run_of("dense", [0.5, 0.6, 0.7, 0.8], sent=4e6)]),
+        Curve("spardl", [run_of("spardl", [0.7, 0.8, 0.7, 0.9], seconds=1.0)]),
+        Curve("topka", [run_of("topka", [0.5, 0.6, 0.7, 0.79], seconds=1.0, sent=5e6)]),
+    ]
+    assert column("time to dense's end", curves) == {"dense": "8.00 s", "spardl": "2.00 s", "topka": "not reached"}
+    assert column("speed-up", curves) == {"dense": "", "spardl": "4.00x faster", "topka": ""}
+    assert column("against dense", curves) == {
+        "dense": "",
+        "spardl": "4.0x fewer bytes",
+        "topka": "1.2x more bytes",
+    }
+
+
+def test_seeds_give_a_mean_and_a_spread() -> None:
+    """Each seed is measured against dense from that seed; a speed-up needs all of them to come there."""
+    curves = [
+        Curve("dense", [run_of("dense", [0.5, 0.90]), run_of("dense", [0.5, 0.92], seed=1)]),
+        Curve("spardl", [run_of("spardl", [0.90, 0.90]), run_of("spardl", [0.92, 0.94], seed=1)]),
+        Curve("topka", [run_of("topka", [0.90, 0.90]), run_of("topka", [0.5, 0.91], seed=1)]),
+    ]
+    assert column("test accuracy", curves)["spardl"] == "92.00 ± 2.83 %"
+    assert column("time to dense's end", curves) == {"dense": "4.00 s", "spardl": "2.00 s", "topka": "2.00 s (1 of 2)"}
+    assert column("speed-up", curves) == {"dense": "", "spardl": "2.00x faster", "topka": ""}
+
+
+def test_without_dense_there_is_nothing_to_compare_with() -> None:
+    """The columns are left out, not left empty."""
+    assert summarise([Curve("spardl", [run_of("spardl", [0.5])])]).columns == [
+        "method",
+        "test accuracy",
+        "time",
+        "sent",
+        "per step",
+        "density",
+    ]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [run_of("dense", [0.5]), run_of("spardl", [0.4])],
+        [run_of("dense", [0.5, 0.6], sent=0.0, workers=1), run_of("spardl", [0.5, 0.6], sent=0.0, workers=1)],
+        [run_of("dense", [0.5, 0.6]), run_of("spardl", [float("nan"), float("nan")], sent=10.0)],
+        [run_of("dense", [float("nan")])],
+        [
+            run_of("dense", [1e4, 70.0], metric="perplexity", better="lower"),
+            run_of("spardl", [float("inf"), 90.0], metric="perplexity", better="lower"),
+        ],
+    ],
+    ids=["one point each", "one worker sends nothing", "diverged", "dense diverged", "perplexity"],
+)
+def test_whatever_came_out_is_drawn(runs: list[TrainReport]) -> None:
+    """After hours of training, no result is too odd for a table, two pictures and a page."""
+    curves = [Curve(run.method, [run]) for run in runs]
+    check_page(render(summarise(curves), curves, ["compare"]))
+
+
+def test_dense_is_drawn_first_and_in_the_colour_of_text() -> None:
+    """Wherever it stood in --methods."""
+    curves = [Curve("spardl", [run_of("spardl", [0.5, 0.6], sent=1e4)]), Curve("dense", [run_of("dense", [0.5, 0.6])])]
+    svg = as_svg(curves, OVER_BYTES)
+    assert svg.index(">dense<") < svg.index(">spardl<")
+    lines = re.findall(r'id="line2d_\d+">\s*<path[^>]*clip-path[^>]*stroke: (#\w+); stroke-width: 1.8', svg)
+    assert lines == [INK, "#0072b2"]
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: every element that is opened is closed, inside the one that it began in."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.count: Counter[str] = Counter()
+        self.ids: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.count[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.ids.update(value for name, value in attrs if name == "id" and value)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def check_page(text: str) -> Page:
+    """Well-formed, and nothing in it is fetched from anywhere or run."""
+    page = Page(text)
+    assert page.count["svg"] == 2 and page.count["script"] == 0
+    assert max(page.ids.values()) == 1, page.ids.most_common(3)
+    for tag, name, value in page.attributes:
+        assert name not in ("src", "srcset", "action") and not name.startswith("on"), f"<{tag} {name}={value}>"
+        if name.endswith("href"):
+            assert value.startswith("#") and value[1:] in page.ids, f"<{tag} {name}={value}>"
+    for target in re.findall(r"url\(([^)]*)\)", text):
+        assert target.startswith("#") and target[1:] in page.ids, target
+    assert not re.search(r"https?://|@import|javascript:", text)
+    return page
+
+
+def test_a_page_shows_what_it_is_given_as_text() -> None:
+    """Nothing in a name, a note or the command line becomes part of the page's own language."""
+    evil = "<script>alert('&amp;')</script>\"'<svg onload=x>"
+    run = run_of("dense", [0.5], recipe=evil, model=evil, data=evil, note=evil)
+    curves = [Curve(f"dense {evil}", [run]), Curve(evil, [run_of("spardl", [0.5])])]
+    page = check_page(render(summarise(curves), curves, ["compare", "--data-dir", f"/data {evil}"]))
+    text = "".join(page.words)
+    assert text.count("<script>alert('&amp;')</script>") >= 6
+    assert "spardl compare --data-dir '/data <script>" in text
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a command left behind."""
+
+    done: subprocess.CompletedProcess[str]
+    folder: Path
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return json_lines((self.folder / "runs.json").read_text())
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Dense, and SparDL at two densities, from two seeds, for two short epochs."""
+    folder = tmp_path_factory.mktemp("comparison")
+    what = ("--methods", "dense,spardl", "--densities", "0.05,0.01", "--seeds", "0,1")
+    length = ("--workers", 2, "--epochs", 2, "--subset", 160)
+    targets = ("--json", folder / "runs.json", "--page", folder / "page.html", "--pictures", folder / "pictures")
+    done = spardl("compare", *what, *length, *targets)
+    assert done.returncode == 0, done.stderr
+    return Comparison(done, folder)
+
+
+def test_there_is_a_record_per_run(comparison: Comparison) -> None:
+    """With label, density and seed, seed by seed; the same seed begins with the same weights, another does not."""
+    runs = [(record["label"], record["seed"], record["density"]) for record in comparison.records]
+    labels = (("dense", 1.0), ("spardl 5 %", 0.05), ("spardl 1 %", 0.01))
+    assert runs == [(label, seed, density) for seed in (0, 1) for label, density in labels]
+    assert len({record["parameters_sha256"] for record in comparison.records}) == 6
+    assert [record["settings"]["seed"] for record in comparison.records] == [0, 0, 0, 1, 1, 1]
+
+
+def test_progress_says_which_run_it_is(comparison: Comparison) -> None:
+    """Density and seed, where there are several."""
+    lines = comparison.done.stderr.splitlines()
+    assert len(lines) == 12
+    assert lines[0].startswith("dense, seed 0 epoch 1/2: ")
+    assert lines[-1].startswith("spardl 1 %, seed 1 epoch 2/2: ")
+
+
+def test_two_pictures_are_drawn(comparison: Comparison) -> None:
+    """In a folder that is made for them."""
+    found = sorted((comparison.folder / "pictures").iterdir())
+    assert [path.name for path in found] == ["metric-over-bytes.png", "metric-over-time.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in found)
+
+
+def test_the_page_holds_the_table_the_settings_and_the_command(comparison: Comparison) -> None:
+    """Every figure of the table in the terminal is on it, and each epoch behind the pictures."""
+    page = check_page(comparison.page.read_text())
+    rows = [line.split() for line in comparison.done.stdout.splitlines() if line.startswith((" dense", " spardl"))]
+    assert len(rows) == 3
+    text = " ".join("\n".join(page.words).split())
+    for word in (word for row in rows for word in row):
+        assert word in text
+    assert "spardl compare --methods dense,spardl --densities 0.05,0.01 --seeds 0,1 --workers 2" in text
+    assert "dense-below 1024" in text and "subset 160" in text
+    for record in comparison.records:
+        assert record["parameters_sha256"][:8] in text
+        for epoch in record["epochs"]:
+            assert f"{100 * epoch['figures']['accuracy']:.2f} %" in text
+
+
+def browse(page: Path, profile: Path, *arguments: str) -> str:
+    """Open a file as a person does, in a browser without a window."""
+    assert BROWSER is not None
+    # A browser in a container may not sandbox itself, and this page has nothing that could run.
+    how = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}")
+    command = [BROWSER, *how, *arguments, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome on PATH")
+def test_a_browser_opens_the_page_from_disk(comparison: Comparison, tmp_path: Path) -> None:
+    """It finds the table and both pictures, draws them on a phone's width, and makes no file but its own."""
+    seen = Page(browse(comparison.page, tmp_path / "profile", "--dump-dom"))
+    written = Page(comparison.page.read_text())
+    assert seen.count == written.count
+    picture = tmp_path / "phone.png"
+    browse(comparison.page, tmp_path / "profile", "--window-size=400,1600", f"--screenshot={picture}")
+    # A blank one takes some 5 kB.
+    assert picture.stat().st_size > 40_000

@@ -1,0 +1,293 @@
+"""A run that was interrupted and went on is the run that was not, bit for bit; what is damaged is not used."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fakes
+from processes import on_processes
+from spardl.config import SyncConfig
+from spardl.errors import ConfigError
+from spardl.train.checkpoint import facts_of
+from spardl.train.keeper import Keeper
+from spardl.train.loop import train
+from spardl.train.recipes import Recipe
+from spardl.train.report import Quiet
+from spardl.train.saving import Every, Saving
+
+SPARSE = SyncConfig(density=0.1, dense_below=0)
+
+
+@pytest.fixture(autouse=True)
+def small_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.use(monkeypatch)
+
+
+def go_on(rank, workers, recipe, config, resume, folder=None):
+    return train(recipe, config, keeper=Keeper(Saving(folder=folder, resume=resume)))
+
+
+def save_and_go_on(rank, workers, recipe, config, folder, every):
+    """Train to the end, saving on the way; then go on from each of these checkpoints."""
+    whole = train(recipe, config, keeper=Keeper(Saving(folder=folder, every=every, keep=100)))
+    again = [go_on(rank, workers, recipe, config, str(each)) for each in sorted(folder.iterdir())]
+    return whole, again
+
+
+HARD = {
+    "momentum, BatchNorm, dropout and augmentation": (fakes.POINTS.changed(nesterov=True, weight_decay=0.01), SPARSE),
+    "Adam, a carried state and micro-batches": (
+        fakes.RHYMES.changed(optimizer="adam", lr=0.01, accumulate=2, warmup=0.5),
+        SyncConfig(method="exdyna", density=0.1, dense_below=0),
+    ),
+    "clipping, milestones and groups that follow DDP's buckets": (
+        fakes.POINTS.changed(clip=0.5, schedule="milestones", milestones=(1.0, 1.5)),
+        SyncConfig(density=0.1, dense_below=0, groups="bucket"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HARD)
+def test_going_on_equals_never_having_stopped(case: str, tmp_path: Path) -> None:
+    """In the middle of an epoch, at its end, and at the end of the run: the same weights and the same report."""
+    recipe, config = HARD[case]
+    whole, again = on_processes(2, save_and_go_on, recipe, config, tmp_path, Every(steps=20, seconds=None))[0]
+    assert len(again) >= 2
+    for report in again:
+        assert report.resumed_at is not None
+        assert report.parameters_sha256 == whole.parameters_sha256, f"resumed at step {report.resumed_at}"
+        assert report.figures == whole.figures
+        assert [epoch.train_loss for epoch in report.epochs] == [epoch.train_loss for epoch in whole.epochs]
+        assert report.costs.bytes_sent == whole.costs.bytes_sent
+
+
+class Quitter(Quiet):
+    """Ends its own process at one step, without a word."""
+
+    def __init__(self, step):
+        self._step = step
+
+    def step(self, report):
+        if report.step == self._step:
+            os._exit(0)
+
+
+def die_at(rank, workers, recipe, folder, step):
+    quitter = Quitter(step) if rank == 1 else Quiet()
+    config = SyncConfig(density=0.1, dense_below=0, timeout=5)
+    train(recipe, config, observer=quitter, keeper=Keeper(Saving(folder=folder, every=Every(steps=7, seconds=None))))
+
+
+def test_a_rank_that_dies_leaves_whole_checkpoints(tmp_path: Path) -> None:
+    """At whatever step, the run goes on from the last one that was whole and ends alike."""
+    step = int.from_bytes(os.urandom(2)) % 50 + 8
+    outcomes = on_processes(2, die_at, fakes.POINTS, tmp_path, step, expect="any")
+    assert outcomes[1] == ("died", None)
+    assert outcomes[0][0] == "raised"
+    config = SyncConfig(density=0.1, dense_below=0, timeout=5)
+    report = on_processes(2, go_on, fakes.POINTS, config, "latest", tmp_path)[0]
+    whole = on_processes(2, go_on, fakes.POINTS, config, None)[0]
+    assert step - 7 <= report.resumed_at < step
+    assert report.parameters_sha256 == whole.parameters_sha256
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints at steps 10, 20 and 27 of a run of two workers. Tests work on a copy."""
+    folder = tmp_path_factory.mktemp("saved")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        fakes.use(monkeypatch)
+        on_processes(2, save_run, folder)
+    return folder
+
+
+SHORT = fakes.POINTS.changed(max_steps=27)
+
+
+def save_run(rank, workers, folder):
+    train(SHORT, SPARSE, keeper=Keeper(Saving(folder=folder, every=Every(steps=10, seconds=None))))
+
+
+def resumed(folder: Path, resume: str, recipe: Recipe = SHORT, config: SyncConfig = SPARSE, workers: int = 2) -> Any:
+    """The step that the run went on from, or why it did not."""
+    kind, value = on_processes(workers, go_on, recipe, config, resume, folder, expect="any")[0]
+    return value.resumed_at if kind == "returned" else value.splitlines()[0]
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+def damage(path: Path) -> None:
+    """Change one byte in the middle; the size stays."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("harm", "name"), [(damage, "rank-00001.pt"), (cut_off, "common.pt"), (Path.unlink, "meta.json")]
+)
+def test_a_damaged_checkpoint_is_left_aside(harm: Any, name: str, folder: Path) -> None:
+    """The latest that is whole counts, whichever file of the last one is damaged, cut off or gone."""
+    harm(folder / "step-00000027" / name)
+    assert resumed(folder, "latest") == 20
+
+
+def test_a_damaged_checkpoint_that_was_named_is_refused(folder: Path) -> None:
+    """Who asks for one does not get another; the sentence names the file."""
+    damage(folder / "step-00000020" / "rank-00001.pt")
+    answer = resumed(folder, str(folder / "step-00000020"))
+    assert answer.startswith("ConfigError") and "rank-00001.pt is not what was written" in answer
+
+
+def test_what_is_not_whole_is_never_seen(folder: Path) -> None:
+    """A folder that a killed run was still writing has no checkpoint's name, and is cleared away."""
+    (folder / "step-00000027").rename(folder / "step-00000027.partial")
+    assert resumed(folder, "latest", SHORT.changed(max_steps=21)) == 20
+    assert not (folder / "step-00000027.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config", "workers", "sentence"),
+    [
+        (SHORT.changed(lr=0.1), SPARSE, 2, "lr 0.05, and this one has 0.1"),
+        (SHORT, SyncConfig(density=0.2, dense_below=0), 2, "density 0.1, and this one has 0.2"),
+        (SHORT, SPARSE, 1, "workers 2, and this one has 1"),
+        (SHORT.changed(max_steps=5), SPARSE, 2, "beyond the last step, 5"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    recipe: Recipe, config: SyncConfig, workers: int, sentence: str, folder: Path
+) -> None:
+    """The sentence names the setting and both values; no older checkpoint is tried instead."""
+    assert sentence in resumed(folder, "latest", recipe, config, workers)
+
+
+def test_code_in_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
+    """Files are read as tensors and numbers, even if their sums were made to fit."""
+    target = folder / "step-00000027"
+    witness = tmp_path / "witness"
+
+    class Harm:
+        def __reduce__(self):
+            return Path.touch, (witness,)
+
+    torch.save({"model": Harm()}, target / "common.pt")
+    meta = json.loads((target / "meta.json").read_text())
+    meta["files"]["common.pt"] = facts_of(target / "common.pt")
+    (target / "meta.json").write_text(json.dumps(meta))
+    assert "common.pt is no plain state" in resumed(folder, str(target))
+    assert not witness.exists()
+
+
+def test_more_steps_may_be_asked_for(folder: Path) -> None:
+    """Where a run ends is not what it is: the same run goes on further, exactly."""
+    longer = SHORT.changed(max_steps=33)
+    report = on_processes(2, go_on, longer, SPARSE, "latest", folder)[0]
+    whole = on_processes(2, go_on, longer, SPARSE, None)[0]
+    assert (report.resumed_at, report.steps) == (27, 33)
+    assert report.parameters_sha256 == whole.parameters_sha256
+
+
+def keep_last(rank, workers, folder):
+    train(SHORT, SPARSE, keeper=Keeper(Saving(folder=folder, every=Every(steps=5, seconds=None), keep=2)))
+
+
+def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
+    """Older ones go when a newer one is whole."""
+    on_processes(2, keep_last, tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["step-00000025", "step-00000027"]
+
+
+def stop_after(rank, workers, folder, step):
+    """Only rank 1 is asked, at some step."""
+    seen = []
+    watcher = Quiet()
+    watcher.step = lambda report: seen.append(report.step)
+    asked = lambda: signal.SIGTERM if rank == 1 and len(seen) >= step else 0  # noqa: E731
+    train(fakes.POINTS, SPARSE, observer=watcher, keeper=Keeper(Saving(folder=folder), asked))
+
+
+def test_one_rank_that_is_asked_stops_all_of_them(tmp_path: Path) -> None:
+    """They agree on a step, save there, and say so alike."""
+    outcomes = on_processes(2, stop_after, tmp_path, 12, expect="any")
+    (first, text), (second, other) = ((kind, value.splitlines()[0]) for kind, value in outcomes)
+    assert first == second == "raised" and text == other
+    assert text.startswith("Stopped: stopped at step ") and text.endswith("by SIGTERM; go on with --resume.")
+    step = int(text.split()[4])
+    assert [each.name for each in tmp_path.iterdir()] == [f"step-{step:08d}"]
+
+
+def save_by_time(rank, workers, folder):
+    train(SHORT, SPARSE, keeper=Keeper(Saving(folder=folder, every=Every(steps=None, seconds=1e-6))))
+
+
+def test_time_to_save_is_agreed_on(tmp_path: Path) -> None:
+    """No two clocks are alike: ranks save when any of them says so, all at the same step."""
+    on_processes(2, save_by_time, tmp_path)
+    assert len(list(tmp_path.iterdir())) > 1
+
+
+def unwritable(rank, workers, folder):
+    folder.write_text("a file, where a folder should be")
+    train(SHORT, SPARSE, keeper=Keeper(Saving(folder=folder / "checkpoints", every=Every(steps=5, seconds=None))))
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_on_all_ranks(tmp_path: Path) -> None:
+    """With one sentence that says why, and no rank waits for another."""
+    outcomes = on_processes(2, unwritable, tmp_path / "file", expect="any")
+    for kind, text in outcomes:
+        assert kind == "raised"
+        assert text.startswith("SparDLError: the checkpoint") and "could not be written: rank 0" in text.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("saving", "sentence"),
+    [
+        (Saving(resume="latest"), "add --checkpoint-dir"),
+        (Saving(folder=Path("nowhere"), resume="latest"), "no checkpoint in nowhere"),
+        (Saving(resume="nowhere/step-00000010"), "there is no checkpoint nowhere/step-00000010"),
+        (Saving(folder=Path(__file__)), "it is a file"),
+        (Saving(folder=Path("nowhere"), keep=0), "keep 1 or more"),
+    ],
+)
+def test_what_cannot_be_saved_or_resumed_is_refused_at_once(saving: Saving, sentence: str) -> None:
+    """Before any worker starts, in a sentence."""
+    with pytest.raises(ConfigError, match=sentence):
+        saving.check()
+
+
+def test_a_new_run_does_not_mix_with_an_old_one(folder: Path) -> None:
+    """A folder with checkpoints is gone on with, or left alone."""
+    with pytest.raises(ConfigError, match="earlier run, the last one at step 27"):
+        Saving(folder=folder).check()
+    Saving(folder=folder, resume="latest").check()
+    Saving(folder=folder / "other", resume="auto").check()
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [("100", Every(100, None)), ("30s", Every(None, 30)), ("5m", Every(None, 300)), ("1.5h", Every(None, 5400))],
+)
+def test_save_every_is_steps_or_a_time(text: str, every: Every) -> None:
+    """A bare number counts steps; a time has a unit."""
+    assert Every.parse(text) == every
+
+
+@pytest.mark.parametrize("text", ["0", "0m", "-5", "1.5", "5 parsecs", "soon", ""])
+def test_what_is_neither_is_refused(text: str) -> None:
+    """The sentence shows how to write it."""
+    with pytest.raises(ConfigError, match="100, 30s, 5m or 2h"):
+        Every.parse(text)
