@@ -19,11 +19,10 @@ import time
 from dataclasses import replace
 from typing import NoReturn
 
-from benchmarks.netlab.network import INTERFACE, LabError, Link, address, build, name
+from benchmarks.netlab.network import INTERFACE, RATE, LabError, Link, address, build, name
 
 PORT = 29400
 INSIDE = "SPARDL_NETLAB"
-RATE = re.compile(r"\d+(\.\d+)?([kmg]?bit|[kmg]?bps)")
 DELAY = re.compile(r"\d+(\.\d+)?(us|ms|s)")
 PROBE_BYTES = 4 << 20
 

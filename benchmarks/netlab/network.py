@@ -1,15 +1,21 @@
 """Hosts, a switch between them, and what their links let through. Needs root, ip(8) and tc(8)."""
 
+import re
 import subprocess
 from dataclasses import dataclass
 
 PREFIX = "10.77.0"
 INTERFACE = "e0"
 SWITCH = "switch"
-# What a link may send at once after a pause. Small, so that short messages do not travel for free; but a packet as the
-# kernel hands it over (64 KiB with segmentation offload) has to fit.
-BURST = "64kb"
+# What a link may send at once after a pause: half a millisecond of its rate, within bounds. Small, so that short
+# messages do not travel for free; a packet has to fit.
+BURST_S = 0.5e-3
+BURST_BYTES = (5_000, 64_000)
 QUEUE = "200ms"
+UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}
+
+
+RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)(bit|bps)")
 
 
 class LabError(Exception):
@@ -65,7 +71,14 @@ def _shape(rate: str | None, delay: str | None, *add: str) -> None:
             ) from None
         parent = ["parent", "1:1"]
     if rate is not None:
-        _run(*add, *parent, "handle", "10:", "tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
+        burst = max(BURST_BYTES[0], min(BURST_BYTES[1], round(BURST_S * bytes_per_second(rate))))
+        _run(*add, *parent, "handle", "10:", "tbf", "rate", rate, "burst", str(burst), "latency", QUEUE)
+
+
+def bytes_per_second(rate: str) -> float:
+    """Of a rate as tc(8) writes it; bps are bytes there."""
+    number, unit, kind = RATE.fullmatch(rate).groups()  # type: ignore[union-attr]
+    return float(number) * UNITS[unit] / (8 if kind == "bit" else 1)
 
 
 def _run(*command: str) -> None:
