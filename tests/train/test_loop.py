@@ -10,14 +10,14 @@ from torch.nn.functional import cross_entropy
 
 import fakes
 from processes import on_processes
-from spardl.config import SyncConfig
+from spardl.config import DensitySchedule, SyncConfig
 from spardl.train.data.digits import digits
 from spardl.train.evaluation import averaged_statistics, evaluate
 from spardl.train.loop import train, train_step
 from spardl.train.models.cnn import digits_cnn
 from spardl.train.recipes import Recipe, recipe_named
 from spardl.train.report import Quiet, TrainReport
-from spardl.train.run import Run
+from spardl.train.run import Run, with_warmup
 from spardl.train.schedule import LearningRate
 
 WORKERS = 3
@@ -222,3 +222,13 @@ def test_each_rank_gathers_its_own_batch_norm_statistics() -> None:
     assert not torch.equal(first, second)
     assert torch.equal(shared, also)
     torch.testing.assert_close(shared, (first + second) / 2)
+
+
+def test_low_densities_are_come_down_to() -> None:
+    """Below half a per cent a training begins denser, over 30 % of a short run and four epochs of a long one."""
+    sparse = SyncConfig(density=0.001)
+    short, long = with_warmup(sparse, 10, 100).density, with_warmup(sparse, 100, 100).density
+    assert isinstance(short, DensitySchedule) and isinstance(long, DensitySchedule)
+    assert (short.start, short.target, short.steps, long.steps) == (0.25, 0.001, 300, 400)
+    for config in (SyncConfig(density=0.01), SyncConfig(density=DensitySchedule(0.001)), SyncConfig(method="dense")):
+        assert with_warmup(config, 10, 100) is config

@@ -44,7 +44,8 @@ def add_sync_options(parser: argparse.ArgumentParser, *, several_methods: bool =
     group.add_argument(
         "--density-warmup",
         metavar="START:STEPS",
-        help="begin at density START and come down to --density over STEPS steps, such as 0.25:50",
+        help="begin at density START and come down to --density over STEPS steps, such as 0.25:50; none for none"
+        " (default: 0.25 over the first epochs of a training below 0.5 %%, else none)",
     )
     add("teams", "N|auto", "number of teams, a divisor of the workers", type=_count_or("auto"))
     add("gather", Gather, "how teams agree: recursive doubling or Bruck")
@@ -172,9 +173,11 @@ def _range(text: str) -> tuple[float, float]:
 
 
 def _warmup(text: str, target: float) -> DensitySchedule:
+    if text == "none":
+        return DensitySchedule(target=target, start=target)
     start, _, steps = text.partition(":")
     try:
         density, count = float(start), int(steps)
     except ValueError:
-        raise ConfigError(f"--density-warmup {text} is not START:STEPS, such as 0.25:50.") from None
+        raise ConfigError(f"--density-warmup {text} is not START:STEPS, such as 0.25:50, or none.") from None
     return DensitySchedule(target=target, start=density, steps=count)

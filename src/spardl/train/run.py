@@ -4,7 +4,7 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.config import SyncConfig
+from spardl.config import DensitySchedule, SyncConfig
 from spardl.errors import ConfigError
 from spardl.integrations.ddp import attach
 from spardl.train.data import DATASETS, load_data
@@ -29,6 +29,12 @@ from spardl.train.source import Batch, batches
 from spardl.train.subset import first
 
 State = dict[str, Any]
+
+# Densities below FEW are come down to from WARMUP_START, over these epochs or this share of the run, whichever is less.
+FEW = 0.005
+WARMUP_START = 0.25
+WARMUP_EPOCHS = 4
+WARMUP_SHARE = 0.3
 
 
 @dataclass
@@ -49,7 +55,7 @@ class Run:
 
     def __init__(self, recipe: Recipe, config: SyncConfig, data_dir: Path | None = None) -> None:
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
-        self.recipe, self.settings, self.config = recipe, recipe.settings, config
+        self.recipe, self.settings = recipe, recipe.settings
         self.data = _load(recipe, data_dir)
         self.steps_per_epoch = self._count_steps()
         self.last_step = self.settings.epochs * self.steps_per_epoch
@@ -57,11 +63,14 @@ class Run:
             self.last_step = min(self.last_step, self.settings.max_steps)
         self.epochs = -(-self.last_step // self.steps_per_epoch)
         self.rate = LearningRate(self.settings, self.steps_per_epoch, self.workers)
+        self.config = with_warmup(config, self.settings.epochs, self.steps_per_epoch)
         torch.manual_seed(self.settings.seed)
         self.model = _distributed(build_model(recipe.model, self.data.facts, self.data.name))
         self.optimizer = build_optimizer(self.model, self.settings)
         # What is clipped must be the averaged gradient alone, so momentum then stays where it comes after that.
-        self.sync = attach(self.model, optimizer=self.optimizer if self.settings.clip is None else False, config=config)
+        self.sync = attach(
+            self.model, optimizer=self.optimizer if self.settings.clip is None else False, config=self.config
+        )
         self.step = 0
         self.carried: Any = None
         self.tally = Tally()
@@ -216,6 +225,18 @@ class Run:
                 f"an epoch has {count} micro-batches, too few to accumulate {accumulate}; accumulate at most {count}."
             )
         return count // accumulate
+
+
+def with_warmup(config: SyncConfig, epochs: int, steps_per_epoch: int) -> SyncConfig:
+    """Below 0.5 %, a run begins at 25 % and comes down over its first epochs, unless the configuration says how.
+
+    A step that sends one entry in a thousand moves most weights only once in a thousand steps: without this, a run of
+    some epochs is over before it has moved them (docs/convergence.md).
+    """
+    if isinstance(config.density, DensitySchedule) or config.density >= FEW or config.method.startswith("dense"):
+        return config
+    steps = round(min(WARMUP_EPOCHS, WARMUP_SHARE * epochs) * steps_per_epoch)
+    return replace(config, density=DensitySchedule(config.density, WARMUP_START, steps))
 
 
 def _load(recipe: Recipe, data_dir: Path | None) -> DataSet:
