@@ -1,6 +1,6 @@
 # Two commands on a fresh machine with Python 3.11+, make and a C compiler:
 #   make demo    trains digits with 4 local workers, dense and sparse, and compares them
-#   make test    runs the tests
+#   make test    runs the tests (make test-all: also those that take long)
 # torch from PyPI may bring the CUDA libraries; TORCH_INDEX=... names an index with CPU builds, which spares them.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format clean
+.PHONY: demo test test-all check format clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spardl needs Python 3.11 or newer; give one with PYTHON=...")'
@@ -26,17 +26,20 @@ demo: $(INSTALLED)
 	$(BIN)/spardl compare --recipe digits --workers 4 --methods dense,spardl --density 0.01
 
 test: $(INSTALLED)
+	$(BIN)/pytest $(PYTEST_OPTIONS) -m "not slow" $(TESTS)
+
+test-all: $(INSTALLED)
 	$(BIN)/pytest $(PYTEST_OPTIONS) $(TESTS)
 
 check: $(INSTALLED)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy --strict
 	$(BIN)/pytest -q tests/test_layers.py
 
 format: $(INSTALLED)
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

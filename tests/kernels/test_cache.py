@@ -39,6 +39,7 @@ def outcome(worker):
     return json.loads(printed)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_workers_that_start_together_compile_once_and_later_ones_not_at_all(tmp_path):
     """Four on a cold cache: one compiles every loop and the others none. A fifth finds all of them on disk."""

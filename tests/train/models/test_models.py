@@ -105,8 +105,15 @@ def test_the_size_of_every_model_is_known() -> None:
     assert {name for name, _, _ in COUNTS} == set(MODELS)
 
 
+# Deep, and made of the same blocks as others.
+SLOW = ("resnet152", "resnet152-cifar", "inception-v4", "googlenet", "vgg19", "bert-base", "gpt-small")
+
+
 # bert-large is bert-base with other numbers, and takes 3 GB.
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "bert-large"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MODELS if name != "bert-large"],
+)
 def test_every_parameter_of_a_model_gets_a_gradient(name: str) -> None:
     """A batch of its kind gives scores of the right shape, and a finite gradient for each parameter."""
     facts, inputs, shape = inputs_of(name)
