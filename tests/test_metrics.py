@@ -32,6 +32,16 @@ def test_transfer_never_takes_longer_than_the_round():
         assert 0 <= traffic.seconds_transferring - before.seconds_transferring <= seconds * (1 + 1e-9)
 
 
+def test_a_transport_that_knows_the_time_of_transfer_is_believed():
+    """It neither uses the best rate of other rounds nor sets one for them."""
+    traffic = Traffic()
+    traffic.count(rounds=1, messages=1, sent=300, received=0, seconds=0.5)
+    traffic.count(rounds=1, messages=1, sent=8, received=8, seconds=2.0, transferring=1e-6)
+    assert traffic.seconds_transferring == pytest.approx(0.5 + 1e-6)
+    traffic.count(rounds=1, messages=1, sent=60, received=0, seconds=1.0)
+    assert traffic.seconds_transferring == pytest.approx(0.6 + 1e-6)
+
+
 def test_a_copy_of_traffic_stays_as_it_was():
     traffic = Traffic()
     before = traffic.copy()

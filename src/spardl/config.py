@@ -18,7 +18,7 @@ Indices = Literal["rice", "raw"]
 Selection = Literal["lazy", "eager"]
 Rebalance = Literal["prefix", "neighbour"]
 Threshold = Literal["quantile", "published"]
-Transport = Literal["torch", "mpi"]
+Transport = Literal["auto", "torch", "mpi"]
 
 LONGEST_TIMEOUT = 31 * 24 * 3600.0
 
@@ -91,7 +91,8 @@ class SyncConfig:
     delta_every measure every so many steps how much better than chance a group's selection is (costs a dense exchange)
     dense_below groups with fewer elements than this go dense
     local_clip  clip the norm of each worker's own gradient to this over sqrt(workers), before it is accumulated
-    transport   who moves the bytes: "torch" (torch.distributed) or "mpi" (mpi4py)
+    transport   who moves the bytes: "auto" (connections of our own on a CPU, else torch), "torch" (torch.distributed)
+                or "mpi" (mpi4py)
     timeout     seconds that any wait for a peer may take
     """
 
@@ -112,7 +113,7 @@ class SyncConfig:
     delta_every: int = 0
     dense_below: int = 1024
     local_clip: float | None = None
-    transport: Transport = "torch"
+    transport: Transport = "auto"
     timeout: float = 300.0
 
     def __post_init__(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 class Traffic:
     """What one rank's transport has moved so far, and how long it took.
 
-    A transport sees only how long a round took. Its share at the best rate seen so far counts as transfer, the rest as
-    waiting for peers.
+    A transport that sees when bytes begin to arrive says for how long they were under way. Of others only the round's
+    time is known: its share at the best rate seen so far counts as transfer, the rest as waiting for peers.
     """
 
     rounds: int = 0
@@ -21,14 +21,26 @@ class Traffic:
     seconds_transferring: float = 0.0
     best_rate: float = 0.0
 
-    def count(self, *, rounds: int, messages: int, sent: int, received: int, seconds: float) -> None:
+    def count(
+        self,
+        *,
+        rounds: int,
+        messages: int,
+        sent: int,
+        received: int,
+        seconds: float,
+        transferring: float | None = None,
+    ) -> None:
+        """Add what was done. `transferring`: seconds in which messages were under way, where that is known."""
         self.rounds += rounds
         self.messages += messages
         self.bytes_sent += sent
         self.bytes_received += received
         self.seconds += seconds
-        moved = max(sent, received)
-        if seconds > 0:
+        if transferring is not None:
+            self.seconds_transferring += transferring
+        elif seconds > 0:
+            moved = max(sent, received)
             self.best_rate = max(self.best_rate, moved / seconds)
             self.seconds_transferring += moved / self.best_rate if moved else 0.0
 

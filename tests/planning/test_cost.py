@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spardl.config import METHODS, DensitySchedule, SyncConfig
 from spardl.errors import ConfigError
-from spardl.planning.cost import CostModel, Linear, exchange_at, exchange_cost, fit, from_network, published
+from spardl.planning.cost import CostModel, Linear, Measured, exchange_at, exchange_cost, fit, from_network, published
 from spardl.simulation import simulate
 
 NETWORK = {"latency": 2e-4, "bandwidth": 1.25e7}
@@ -117,3 +117,9 @@ def test_the_published_costs_are_those_of_four_clusters():
     assert cost.exchange(1000) == pytest.approx(2 * (2.7e-3 + 1.3e-8 * 0.001 * 1000 * 4 * 4))
     with pytest.raises(ConfigError, match="2, 4, 8, 16 workers, not for 3"):
         published(3)
+
+
+def test_measured_costs_go_through_what_was_measured() -> None:
+    """Straight in between, in proportion beyond, never falling, and nothing for nothing."""
+    cost = Measured.of([(100, 1.0), (200, 0.5), (300, 4.0)])
+    assert [cost(n) for n in (0, 1, 100, 200, 250, 300, 600)] == [0.0, 1.0, 1.0, 1.0, 2.5, 4.0, 8.0]

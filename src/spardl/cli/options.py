@@ -56,7 +56,7 @@ def add_sync_options(parser: argparse.ArgumentParser, *, several_methods: bool =
     add("selection", Selection, "when a block is cut: once, or at every addition")
     add("rebalance", Rebalance, "how ExDyna moves its partitions")
     add("threshold", Threshold, "how ExDyna and MiCRO follow their target")
-    add("transport", Transport, "who moves the bytes: torch.distributed, or MPI")
+    add("transport", Transport, "who moves the bytes: our own connections, torch or MPI")
     add("timeout", "SECONDS", "how long any wait for a peer may take", type=number)
 
 

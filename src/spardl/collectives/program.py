@@ -16,7 +16,8 @@ Result = TypeVar("Result")
 class Round:
     """One message to each of some peers, one from each of some peers. The program is sent the list of arrived frames.
 
-    `receive` names the capacity of each message, so that no size travels ahead. `name` is for people.
+    `receive` names the capacity of each message, so that no size travels ahead. `name` is for people; both sides of a
+    message use the same, by which transports may notice ranks that run different programs.
     """
 
     send: list[tuple[int, Tensor]]

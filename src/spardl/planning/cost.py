@@ -48,6 +48,30 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds at measured sizes, straight between them and beyond the last; what is smaller costs as the smallest.
+
+    For the real machine, where a line would miss what caches and buffers do. Never falls. Nothing costs nothing.
+    """
+
+    elements: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, samples: Sequence[tuple[int, float]]) -> "Measured":
+        """Through (elements, seconds) at ascending sizes."""
+        sizes, seconds = zip(*samples, strict=True)
+        return cls(tuple(sizes), tuple(np.maximum.accumulate(seconds).tolist()))
+
+    def __call__(self, elements: int) -> float:
+        if not elements:
+            return 0.0
+        if elements > self.elements[-1]:
+            return self.seconds[-1] * elements / self.elements[-1]
+        return float(np.interp(elements, self.elements, self.seconds))
+
+
+@dataclass(frozen=True, slots=True)
 class CostModel:
     """Seconds to select and to exchange a group of so many elements.
 

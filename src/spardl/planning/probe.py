@@ -7,7 +7,8 @@ import json
 import math
 import statistics
 import sys
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,16 +16,17 @@ import torch
 
 from spardl.accumulator import Momentum
 from spardl.config import SyncConfig
-from spardl.planning.cost import Cost, CostModel, DensityCost, Linear, fit
+from spardl.planning.cost import Cost, CostModel, DensityCost, Measured
 from spardl.sync import Member, Part, Synchronizer
 from spardl.transport.base import Transport
 
 Device = torch.device | str
 
-SIZES = 5
-SMALLEST = 256
-REPEATS = 5
-LARGEST_DENSE = 1 << 17  # elements: the links for which sparse methods are made take long over more
+SIZES = 6
+SMALLEST, LARGEST = 256, 1 << 22  # elements; a plan goes on in proportion beyond
+LARGEST_DENSE = 1 << 17  # the links for which sparse methods are made take long over more
+REPEATS = 4
+CROWDED = 1.3  # times its share of a core that a selection may take before cores count as shared
 BETWEEN = 3  # densities at which LAGS has its exchange timed, the ends included
 
 
@@ -36,21 +38,26 @@ class Gathering(Transport, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Fitted lines: selection of a sparse group, exchange by density, and a dense exchange; seconds over elements."""
+    """Selection of a sparse group, its exchange by density, and a dense exchange: seconds over elements.
 
-    selection: Linear
-    exchanges: tuple[tuple[float, Linear], ...]
-    dense: Linear
+    crowded  whether ranks had to wait for a core while they selected, so that backward will stand still meanwhile
+    """
+
+    selection: Measured
+    exchanges: tuple[tuple[float, Measured], ...]
+    dense: Measured
     density: float
     dense_below: int
+    crowded: bool = False
 
     def model(self, density: float | None = None) -> CostModel:
-        """For planners: groups below `dense_below` go dense. The selection shares its thread with the exchange."""
+        """For planners: groups below `dense_below` go dense. With a core to spare, selection shares its thread with the
+        exchange and leaves backward alone."""
         at = self.density if density is None else density
         return CostModel(
             selection=lambda elements: 0.0 if elements < self.dense_below else self.selection(elements),
             exchange=lambda elements: self.exchange(elements, at),
-            selection_blocks=False,
+            selection_blocks=self.crowded,
         )
 
     def exchange(self, elements: int, density: float) -> float:
@@ -67,21 +74,22 @@ class Costs:
 def measure(
     config: SyncConfig, transport: Gathering, elements: int, *, momentum: bool = False, device: Device = "cpu"
 ) -> Costs:
-    """Time groups of up to a quarter of `elements`, sparse and dense. Collective, between steps."""
+    """Time groups of up to `elements`, sparse and dense. Collective, between steps."""
     density = config.density_at(sys.maxsize)
     densities = _densities(config, density)
     sparse = replace(config, dense_below=0, merge=None, density_range=None, delta_every=0)
     clock = _Clock(transport, momentum, torch.device(device))
     timings = {each: clock.time(replace(sparse, density=each), elements) for each in densities}
-    limited = min(elements, 4 * LARGEST_DENSE)
-    dense = clock.time(replace(sparse, method="dense", density=1.0), limited)
+    dense = clock.time(replace(sparse, method="dense", density=1.0), min(elements, LARGEST_DENSE))
     at_target = timings[density]
+    exchanges = {each: Measured.of([(size, moving) for size, _, moving in timings[each]]) for each in densities}
     return Costs(
-        selection=fit([(size, selecting) for size, selecting, _ in at_target]),
-        exchanges=tuple((each, fit([(size, moving) for size, _, moving in timings[each]])) for each in densities),
-        dense=fit([(size, selecting + moving) for size, selecting, moving in dense]),
+        selection=Measured.of([(size, selecting) for size, selecting, _ in at_target]),
+        exchanges=tuple(exchanges.items()),
+        dense=Measured.of([(size, selecting + moving) for size, selecting, moving in dense]),
         density=density,
         dense_below=config.dense_below,
+        crowded=clock.crowding() > CROWDED,
     )
 
 
@@ -95,8 +103,8 @@ def _densities(config: SyncConfig, density: float) -> list[float]:
 
 
 def _sizes(elements: int) -> list[int]:
-    """From small groups to a quarter of the model, in equal ratios."""
-    largest = max(SMALLEST, elements // 4)
+    """From small groups to the whole model, in equal ratios."""
+    largest = max(SMALLEST, min(elements, LARGEST))
     sizes = [round(SMALLEST * (largest / SMALLEST) ** (step / (SIZES - 1))) for step in range(SIZES)]
     return sorted(set(sizes))
 
@@ -108,6 +116,14 @@ class _Clock:
     transport: Gathering
     momentum: bool
     device: torch.device
+    spent: list[tuple[float, float]] = field(default_factory=list)  # seconds selecting, and on a core meanwhile
+
+    def crowding(self) -> float:
+        """How much longer selections took than the time that they had a core, over all ranks."""
+        mine = [math.fsum(column) for column in zip(*self.spent, strict=True)]
+        everyone = [json.loads(text) for text in self.transport.gather_texts(json.dumps(mine))]
+        walls, cores = (math.fsum(column) for column in zip(*everyone, strict=True))
+        return walls / cores if cores else 1.0
 
     def time(self, config: SyncConfig, elements: int) -> list[tuple[int, float, float]]:
         """(size, seconds selecting, seconds exchanging), medians over repetitions, means over ranks."""
@@ -124,15 +140,17 @@ class _Clock:
         (group,) = sync.groups
         generator = torch.Generator().manual_seed(self.transport.rank)
         weights = torch.zeros(size, device=self.device)
-        momentum = Momentum(weights, 0.9, 0.0, 0.0, nesterov=False) if self.momentum else None
+        momentum = Momentum(weights, momentum=0.9, decay=0.0, damping=1.0, nesterov=False) if self.momentum else None
         selecting, moving = [], []
         for _ in range(1 + REPEATS):
             gradient = torch.randn(size, generator=generator).to(self.device)
             group.stats = replace(group.stats, seconds_selecting=0.0, seconds_waiting=0.0, seconds_transferring=0.0)
+            working = time.thread_time()
             sync.begin()
             sync.synchronize(group, [Part("probe", gradient, momentum)])
             sync.finish()
             selecting.append(group.stats.seconds_selecting)
+            self.spent.append((selecting[-1], time.thread_time() - working))
             moving.append(group.stats.seconds_waiting + group.stats.seconds_transferring)
         # The first one warms up.
         return statistics.median(selecting[1:]), max(0.0, statistics.median(moving[1:]))

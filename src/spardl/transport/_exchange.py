@@ -21,13 +21,12 @@ _VECTOR = 4  # two struct iovec: that header, and a payload
 _MESSAGE = 8  # a struct msghdr that consists of them
 SENT = 15  # bytes that have left, if not all
 HEARD = 16  # bytes that have arrived of the header, or of the payload, if not all
-WAITED = 17  # nanoseconds until the header had arrived
-_CLOCK = 18  # a struct timespec
-SENDING = 20  # number of the message that leaves next
-AWAITED = 21  # number of the message that arrives next
-_WORDS = 22
+_CLOCK = 17  # a struct timespec
+SENDING = 19  # number of the message that leaves next
+AWAITED = 20  # number of the message that arrives next
+_WORDS = 21
 
-# How a call ends: with the length of the payload that arrived, or with one of these.
+# How a call ends: with the length of the payload that has arrived, or with one of these.
 UNSENT, UNHEARD, UNEXPECTED, UNFINISHED = -1, -2, -3, -4
 
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -51,7 +50,7 @@ def record() -> "np.ndarray[Any, np.dtype[np.int64]]":
 def _exchange(mark, to, out, payload, size, source, into, buffer):  # type: ignore[no-untyped-def]
     """Send `size` bytes from `payload` on line `to`; receive a payload into `buffer` on line `source`.
 
-    `out` and `into` are the lines' records.
+    `out` and `into` are the lines' records. Returns how it ended, and for how many seconds the answer was waited for.
     """
     base = into.ctypes.data
     out[OUT], out[OUT + 1] = size, mark | out[SENDING]
@@ -59,27 +58,27 @@ def _exchange(mark, to, out, payload, size, source, into, buffer):  # type: igno
     out[SENDING] = (out[SENDING] + 1) & NUMBERS
     out[SENT] = _sendmsg(to, out.ctypes.data + 8 * _MESSAGE, _AT_ONCE)
     if out[SENT] != HEADER + size:
-        return UNSENT
+        return UNSENT, 0.0
     _clock_gettime(_MONOTONIC, base + 8 * _CLOCK)
     before = 1_000_000_000 * into[_CLOCK] + into[_CLOCK + 1]
     into[HEARD] = _recv(source, base + 8 * IN, HEADER, _WHOLE)
     _clock_gettime(_MONOTONIC, base + 8 * _CLOCK)
-    into[WAITED] = 1_000_000_000 * into[_CLOCK] + into[_CLOCK + 1] - before
+    waited = 1e-9 * (1_000_000_000 * into[_CLOCK] + into[_CLOCK + 1] - before)
     if into[HEARD] != HEADER:
-        return UNHEARD
+        return UNHEARD, waited
     length = into[IN]
     if into[IN + 1] != mark | into[AWAITED] or length < 0 or length > buffer.size:
-        return UNEXPECTED
+        return UNEXPECTED, waited
     into[AWAITED] = (into[AWAITED] + 1) & NUMBERS
     if length > 0:
         into[HEARD] = _recv(source, buffer.ctypes.data, length, _WHOLE)
         if into[HEARD] != length:
-            return UNFINISHED
-    return length
+            return UNFINISHED, waited
+    return length, waited
 
 
 exchange = njit(
-    "int64(int64, int64, int64[::1], int64, int64, int64, int64[::1], uint8[::1])",
+    "Tuple((int64, float64))(int64, int64, int64[::1], int64, int64, int64, int64[::1], uint8[::1])",
     cache=True,
     nogil=True,
     boundscheck=False,

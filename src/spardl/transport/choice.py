@@ -1,4 +1,4 @@
-"""Who moves the bytes, by name: torch.distributed or MPI."""
+"""Who moves the bytes, by name: connections of our own, torch.distributed or MPI."""
 
 from typing import get_args
 
@@ -7,15 +7,18 @@ import torch.distributed as dist
 
 from spardl.config import Transport, check_choice
 from spardl.errors import ConfigError
+from spardl.transport.direct import DirectTransport, best_transport
 from spardl.transport.mpi import MPITransport, load_mpi
 from spardl.transport.torchdist import Group, TorchTransport, member_ranks
 
 
 def transport_named(
     name: str, group: Group, *, timeout: float, device: torch.device | str
-) -> TorchTransport | MPITransport:
+) -> DirectTransport | TorchTransport | MPITransport:
     """A transport between the ranks of `group`, numbered as there. Collective, as making either kind is."""
     check_choice("transport", name, get_args(Transport))
+    if name == "auto":
+        return best_transport(group, timeout=timeout, device=device)
     if name == "torch":
         return TorchTransport(group, timeout=timeout, device=device)
     if not dist.is_initialized():

@@ -1,0 +1,449 @@
+"""Direct connections give the same bits as the simulated network; what goes wrong is an error with a name in it."""
+
+import multiprocessing
+import os
+import re
+import signal
+import struct
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from processes import on_processes
+from spardl.accumulator import Accumulator
+from spardl.collectives.memory import Memory
+from spardl.collectives.method import METHODS, Place, method_class
+from spardl.collectives.program import AllReduce, Round
+from spardl.config import SyncConfig
+from spardl.errors import ConfigError, SparDLError, SparDLWarning
+from spardl.simulation import SimulatedCluster
+from spardl.transport import direct
+from spardl.transport.base import Transport, run
+from spardl.transport.direct import DirectTransport, best_transport
+from spardl.transport.link import mark_of
+from spardl.transport.torchdist import TorchTransport
+from spardl.wire.frame import Codec
+
+LENGTH, STEPS = 3000, 2
+PROGRAMS = [method for method in METHODS if method != "dense"]  # that one is gloo's own
+MEGABYTE = 1 << 20
+
+together = multiprocessing.get_context("fork")
+
+
+# --- programs ------------------------------------------------------------------------------------------------------
+
+
+def gradient(rank: int, step: int) -> Tensor:
+    return torch.randn(LENGTH, generator=torch.Generator().manual_seed(100 * step + rank)) ** 3
+
+
+def configs(workers: int) -> list[SyncConfig]:
+    odd = SyncConfig(density=0.02, teams=workers, values="fp32", indices="raw", residuals="return")
+    return [odd, *(SyncConfig(method=method, density=0.02) for method in PROGRAMS)]
+
+
+def synchronized(transport: Transport, config: SyncConfig) -> dict[str, Any]:
+    """Some steps of a method on this rank: every result, the residual, and what was moved for it."""
+    method = method_class(config.method)(Place(transport.rank, transport.workers, LENGTH, config))
+    acc = Accumulator(method.layout, residuals=config.residuals)
+    memory = Memory(acc, Codec(config.values, config.indices))
+    before = transport.traffic.copy()
+    results = []
+    for step in range(STEPS):
+        acc.add(0, gradient(transport.rank, step))
+        result = run(method.synchronize(memory, config.density_at(step)), transport)
+        total = torch.zeros(LENGTH)
+        if result is None:
+            acc.read(0, total)
+        else:
+            acc.settle(result)
+            positions, values = acc.natural(result)
+            total[positions] = values
+        acc.commit(dense=result is None)
+        results.append(total)
+    residual = torch.empty(LENGTH)
+    acc.read(0, residual)
+    after = transport.traffic
+    moved = (after.rounds - before.rounds, after.messages - before.messages, after.bytes_sent - before.bytes_sent)
+    return {"results": results, "residual": residual, "moved": moved}
+
+
+def all_methods(rank: int, workers: int) -> list[dict[str, Any]]:
+    transport = DirectTransport(timeout=60)
+    found = [synchronized(transport, config) for config in configs(workers)]
+    assert transport.traffic.seconds_transferring <= transport.traffic.seconds
+    return found
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5, 8])
+def test_all_methods_give_the_same_bits_as_on_the_simulated_network(workers: int) -> None:
+    """Results, residuals, rounds, messages and bytes of the same programs are equal on both."""
+    ranks = on_processes(workers, all_methods)
+    for position, config in enumerate(configs(workers)):
+        cluster = SimulatedCluster(workers, LENGTH, config)
+        expected = [cluster.step([gradient(rank, step) for rank in range(workers)])[0] for step in range(STEPS)]
+        for rank in range(workers):
+            found, traffic = ranks[rank][position], cluster.network.traffic[rank]
+            where = f"{config.method} on rank {rank} of {workers}"
+            for mine, theirs in zip(found["results"], expected, strict=True):
+                assert torch.equal(mine, theirs), where
+            assert torch.equal(found["residual"], cluster.residuals()[rank]), where
+            assert found["moved"] == (traffic.rounds, traffic.messages, traffic.bytes_sent), where
+
+
+# --- messages ------------------------------------------------------------------------------------------------------
+
+
+def content(sender: int, receiver: int, size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * sender + receiver)
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+
+
+def neighbours(rank: int, workers: int, size: int, name: str = "ring") -> Round:
+    to, source = (rank + 1) % workers, (rank - 1) % workers
+    return Round([(to, content(rank, to, size))], [(source, size)], name)
+
+
+def everybody(rank: int, workers: int, size: int) -> Round:
+    peers = [peer for peer in range(workers) if peer != rank]
+    return Round([(peer, content(rank, peer, size)) for peer in peers], [(peer, size) for peer in peers], "everybody")
+
+
+def check(transport: Transport, operation: Round) -> None:
+    """Perform the round; each message is what its sender made of it, all of it."""
+    arrived = transport.perform(operation)
+    for (peer, size), frame in zip(operation.receive, arrived, strict=True):
+        assert frame.dtype is torch.uint8 and torch.equal(frame, content(peer, transport.rank, size))
+
+
+def all_kinds(rank: int, workers: int) -> tuple[int, int]:
+    transport = DirectTransport(timeout=60)
+    for size in (0, 1, 15, 4096, 8 * MEGABYTE):
+        check(transport, neighbours(rank, workers, size))
+        check(transport, everybody(rank, workers, size // 4))
+    # Shorter than its room, out of every other byte of a tensor, to one side only, and nothing at all.
+    to, source = (rank + 1) % workers, (rank - 1) % workers
+    for size in (0, 3, 600_000):
+        frame = content(rank, to, 2 * size)[::2]
+        (arrived,) = transport.perform(Round([(to, frame)], [(source, 3 * size + 5)], "short"))
+        assert torch.equal(arrived, content(source, rank, 2 * size)[::2])
+    one_way = [([(1, content(0, 1, 9))], []), ([], [(0, 9)]), ([], [])][min(rank, 2)]
+    check(transport, Round(*one_way, "one way"))
+    kept = transport.perform(neighbours(rank, workers, 64))[0]
+    before = kept.clone()
+    check(transport, neighbours(rank, workers, 70))
+    assert torch.equal(kept, before), "a frame is the program's own, however long it keeps it"
+    return transport.traffic.bytes_sent, transport.traffic.bytes_received
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_messages_of_all_sizes_arrive_whole_in_all_directions_at_once(workers: int) -> None:
+    """Also 8 MB both ways at the same time, which no line holds, so that somebody has to read while writing."""
+    sent, received = zip(*on_processes(workers, all_kinds), strict=True)
+    assert sum(sent) == sum(received) > workers * 8 * MEGABYTE
+
+
+def hurried(rank: int, workers: int, sent: Any) -> None:
+    """Rank 1 has sent three rounds' messages before rank 0 begins the first of them."""
+    transport = DirectTransport(timeout=60)
+    if rank == 1:
+        for size in (10, 200_000, 0):
+            transport.perform(Round([(0, content(1, 0, size))], [], "early"))
+        sent.set()
+        check(transport, Round([], [(0, 20)], "answer"))
+    else:
+        assert sent.wait(30)
+        for size in (10, 200_000, 0):
+            check(transport, Round([], [(1, size)], "early"))
+        check(transport, Round([(1, content(0, 1, 20))], [], "answer"))
+
+
+def test_what_a_faster_peer_sends_early_waits_for_its_round() -> None:
+    on_processes(2, hurried, together.Event())
+
+
+def interrupted(rank: int, workers: int) -> int:
+    """A signal arrives every millisecond."""
+    transport = DirectTransport(timeout=60)
+    ticks: list[int] = []
+    signal.signal(signal.SIGALRM, lambda number, _: ticks.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    for _ in range(20):
+        for size in (5, 3 * MEGABYTE):
+            check(transport, neighbours(rank, workers, size))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return len(ticks)
+
+
+def test_signals_interrupt_waits_and_lose_nothing() -> None:
+    assert min(on_processes(2, interrupted)) > 5
+
+
+def grouped(rank: int, workers: int) -> tuple[Any, ...]:
+    """Ranks 2 and 0 have a transport of their own, in this order; all have one, and gloo's all-reduce."""
+    whole = DirectTransport(timeout=60)
+    own: tuple[Any, ...] = ()
+    if rank != 1:
+        pair = DirectTransport(dist.new_group([2, 0], use_local_synchronization=True), timeout=60)
+        check(pair, neighbours(pair.rank, 2, 100))
+        own = (pair.rank, pair.workers, pair.gather_texts(f"rank {rank}"))
+    check(whole, neighbours(rank, workers, 100))
+    tensor = torch.full((5,), float(rank))
+    whole.perform(AllReduce(tensor))
+    assert (whole.device, whole.addresses) == (torch.device("cpu"), ["127.0.0.1"] * workers)
+    return tensor.tolist(), whole.gather_texts("ü" * rank), own
+
+
+def test_groups_have_connections_of_their_own_and_gloo_still_reduces() -> None:
+    first, second, third = on_processes(3, grouped)
+    assert first[0] == second[0] == third[0] == [3.0] * 5
+    assert first[1] == second[1] == third[1] == ["", "ü", "üü"]
+    numbers = (first[2], second[2], third[2])
+    texts = numbers[0][2]
+    assert sorted(texts) == ["rank 0", "rank 2"]
+    assert [each[:2] for each in numbers if each] == [(texts.index("rank 0"), 2), (texts.index("rank 2"), 2)]
+
+
+def slow(rank: int, workers: int) -> tuple[float, float]:
+    """Rank 1 comes 0.3 s late to three rounds, of which one has a large message and one a message to itself."""
+    transport = DirectTransport(timeout=60)
+    transport.gather_texts("both are here")
+    for size in (8, 4 * MEGABYTE):
+        if rank == 1:
+            time.sleep(0.3)
+        check(transport, neighbours(rank, workers, size))
+    if rank == 1:
+        time.sleep(0.3)
+    check(transport, Round([], [(1, 8)], "late") if rank == 0 else Round([(0, content(1, 0, 8))], [], "late"))
+    return transport.traffic.seconds, transport.traffic.seconds_transferring
+
+
+def test_time_until_the_first_byte_is_waiting_and_not_transfer() -> None:
+    """4 MB fill the line before the late rank reads, so that some of that wait cannot be told from transfer."""
+    (early, early_moving), (late, late_moving) = on_processes(2, slow)
+    assert early - early_moving > 0.55 > late - late_moving
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------------
+
+Outcome = tuple[str, int | None, str, float]
+
+
+def failing(action: Callable[[], object]) -> Outcome:
+    """Kind, peer and text of the error that this raises, and after how many seconds."""
+    started = time.monotonic()
+    with pytest.raises(SparDLError) as caught:
+        action()
+    seconds = time.monotonic() - started
+    return type(caught.value).__name__, getattr(caught.value, "peer", None), str(caught.value), seconds
+
+
+def deserted(rank: int, workers: int, size: int, all_at_once: bool, done: Any) -> tuple[Outcome, Outcome]:
+    """The last rank leaves after the first round; the others stay until all of them have noticed."""
+    transport = DirectTransport(timeout=60)
+    check(transport, neighbours(rank, workers, 100))
+    if rank == workers - 1:
+        os._exit(0)
+    make = everybody if all_at_once else neighbours
+
+    def go_on() -> None:
+        for _ in range(workers):
+            transport.perform(make(rank, workers, size))
+
+    first = failing(go_on)
+    again = failing(go_on)
+    done.wait(30)
+    return first, again
+
+
+@pytest.mark.parametrize(
+    ("workers", "size", "all_at_once"), [(2, 8, False), (5, 8, False), (4, 8, True), (4, 6 * MEGABYTE, False)]
+)
+def test_a_rank_that_dies_is_named_by_all_others_at_once(workers: int, size: int, all_at_once: bool) -> None:
+    """Also by ranks that exchange nothing with it: those that gave up because of it tell the others."""
+    done = together.Barrier(workers - 1)
+    *survivors, dead = on_processes(workers, deserted, size, all_at_once, done, expect="any")
+    assert dead == ("died", None)
+    for state, found in survivors:
+        assert state == "returned", found
+        (kind, peer, text, seconds), again = found
+        assert (kind, peer) == ("PeerError", workers - 1), text
+        assert seconds < 20
+        assert re.match(rf"rank {peer} at 127\.0\.0\.1:\d+ (closed the connection|has failed rank \d, which)", text), (
+            text
+        )
+        assert text.endswith(direct.INTACT)
+        assert again[:3] == (kind, peer, text), "and again, instead of waiting"
+
+
+def silent(rank: int, workers: int, operation: Round | None, done: Any) -> Outcome | None:
+    transport = DirectTransport(timeout=1)
+    found = None
+    if rank == 0:
+        assert operation is not None
+        found = failing(lambda: transport.perform(operation))
+    done.wait(30)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("operation", "verb"),
+    [
+        (Round([(1, torch.zeros(8, dtype=torch.uint8))], [(1, 8)], "ring"), "sent"),
+        (Round([], [(1, 8), (2, 8)], "ring"), "sent"),
+        (Round([(1, torch.zeros(64 * MEGABYTE, dtype=torch.uint8))], [], "ring"), "took"),
+    ],
+)
+def test_a_rank_that_stays_silent_is_named_after_the_timeout(operation: Round, verb: str) -> None:
+    found, *_ = on_processes(3, silent, operation, together.Barrier(3))
+    assert found is not None
+    kind, peer, text, seconds = found
+    assert (kind, peer) == ("PeerError", 1)
+    assert re.match(rf"rank 1 at 127\.0\.0\.1:\d+ {verb} nothing for 1 s in round 1, ring; its process may be", text)
+    assert 0.9 < seconds < 6
+
+
+def trickling(rank: int, workers: int) -> None:
+    """Rank 1's message takes longer than the timeout, but never pauses for as long."""
+    transport = DirectTransport(timeout=1)
+    for make in (lambda: neighbours(rank, workers, 2000), lambda: Round([], [(1, 2000)], "ring")):
+        if rank == 0:
+            check(transport, make())
+            continue
+        link = transport._links[0]
+        number = int(link.words[link._compiled.SENDING])
+        message = struct.pack("=qq", 2000, mark_of("ring") | number) + content(1, 0, 2000).numpy().tobytes()
+        for first, last in ((0, 5), (5, 900), (900, 1500), (1500, 2016)):
+            link._line.sendall(message[first:last])
+            time.sleep(0.4)
+        link.words[link._compiled.SENDING] += 1
+        if number == 0:
+            transport.perform(Round([], [(0, 2000)], "ring"))
+
+
+def test_a_message_that_takes_long_is_not_silence() -> None:
+    on_processes(2, trickling)
+
+
+def at_odds(rank: int, workers: int, case: str) -> Outcome:
+    """Rank 1 sends rank 0 what it does not expect; rank 2 waits for rank 0."""
+    transport = DirectTransport(timeout=60)
+    check(transport, everybody(rank, workers, 10))
+    if rank == 1 and case == "number":
+        link = transport._links[0]
+        link.words[link._compiled.SENDING] += 1
+    name = "another" if rank == 1 and case == "name" else "ring"
+    size = 5000 if rank == 1 and case == "size" else 800
+    sends = {0: [(2, content(0, 2, 800))], 1: [(0, content(1, 0, size))], 2: [(1, content(2, 1, 800))]}[rank]
+    receives = {0: [(1, 800)], 1: [(2, 800)], 2: [(0, 800)]}[rank]
+
+    def go_on() -> None:
+        for _ in range(3):
+            transport.perform(Round(sends, receives, name if rank != 2 or case != "name" else "ring"))
+
+    return failing(go_on)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("size", "sent 5000 bytes where at most 800 were expected"),
+        ("number", "sent message 2 where message 1 was due"),
+        ("name", "sent a message of another round where message 1 was due"),
+    ],
+)
+def test_a_message_that_the_round_does_not_expect_is_refused(case: str, words: str) -> None:
+    """Nothing of it is read into the frame, the sender is named, and nobody is left waiting."""
+    found = on_processes(3, at_odds, case)
+    kind, peer, text, _ = found[0]
+    assert (kind, peer) == ("ProtocolError", 1)
+    assert re.match(rf"rank 1 at 127\.0\.0\.1:\d+ {words} in round 2, ring; all ranks must run the same program", text)
+    assert max(seconds for _, _, _, seconds in found) < 20
+
+
+def closed(rank: int, workers: int, lived_on: Any, done: Any) -> Outcome:
+    """Rank 1 leaves a child behind that has inherited everything; rank 0 notices rank 1's end all the same."""
+    transport = DirectTransport(timeout=60)
+    check(transport, neighbours(rank, workers, 100))
+    if rank == 1:
+        if os.fork() == 0:
+            refused = failing(lambda: transport.perform(neighbours(rank, workers, 100)))
+            os._exit(0 if refused[0] == "ConfigError" and lived_on.set() is None and done.wait(30) else 1)
+        check(transport, neighbours(rank, workers, 100))
+        os._exit(0)
+    check(transport, neighbours(rank, workers, 100))
+    assert lived_on.wait(30)
+    found = failing(lambda: transport.perform(neighbours(rank, workers, 100)))
+    done.set()
+    return found
+
+
+def test_a_forked_child_holds_no_connection_open() -> None:
+    survivor, _ = on_processes(2, closed, together.Event(), together.Event(), expect="any")
+    state, (kind, peer, _, seconds) = survivor
+    assert (state, kind, peer) == ("returned", "PeerError", 1)
+    assert seconds < 20
+
+
+def ended(rank: int, workers: int) -> tuple[Outcome, Outcome, float]:
+    transport = DirectTransport(timeout=60)
+    files = len(os.listdir("/proc/self/fd"))
+    transport.close()
+    transport.close()
+    after = failing(lambda: transport.perform(neighbours(rank, workers, 8)))
+    assert len(os.listdir("/proc/self/fd")) == files - (workers - 1)
+    total = torch.ones(1)
+    transport.perform(AllReduce(total))
+    other = DirectTransport(timeout=60)
+    check(other, neighbours(rank, workers, 8))
+    files = len(os.listdir("/proc/self/fd"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        del other
+    assert len(os.listdir("/proc/self/fd")) == files - (workers - 1)
+    return after, failing(lambda: DirectTransport(timeout=60, device="meta")), float(total)
+
+
+def test_a_closed_transport_says_so_and_leaves_no_file_open() -> None:
+    for after, elsewhere, total in on_processes(3, ended):
+        assert after[0] == elsewhere[0] == ConfigError.__name__
+        assert after[2] == "this transport was closed; make another one."
+        assert total == 3
+
+
+# --- the best one --------------------------------------------------------------------------------------------------
+
+
+def best(rank: int, workers: int, crippled: int | None) -> tuple[str, list[str]]:
+    if rank == crippled:
+        direct.own_address = lambda known: "203.0.113.9"  # type: ignore[assignment]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        transport = best_transport(timeout=30)
+    check(transport, neighbours(rank, workers, 1000))
+    return type(transport).__name__, [str(each.message) for each in caught if each.category is SparDLWarning]
+
+
+def test_ranks_that_reach_each_other_are_connected_directly() -> None:
+    assert on_processes(2, best, None) == [(DirectTransport.__name__, [])] * 2
+    assert on_processes(1, alone) == [TorchTransport.__name__]
+
+
+def alone(rank: int, workers: int) -> str:
+    return type(best_transport(timeout=30)).__name__
+
+
+def test_if_one_rank_cannot_listen_all_of_them_use_gloo_and_say_why() -> None:
+    """203.0.113.9 is reserved for documentation, so nobody can listen there."""
+    found = on_processes(3, best, 1)
+    for name, (warning,) in found:
+        assert name == TorchTransport.__name__
+        assert "rank 1 cannot listen at 203.0.113.9 (Cannot assign requested address)." in warning
+        assert "Messages go through gloo instead" in warning
