@@ -11,6 +11,8 @@ import spardl
 from processes import on_processes
 from spardl.errors import ConfigError
 from spardl.integrations import ddp
+from spardl.planning.probe import REPEATS, measure
+from spardl.transport.choice import transport_named
 from training import EXACT, all_equal, loss_of, lost_in_a_step, mlp, residuals_of, sgd, train, weights_of
 
 PLANNED_AFTER = 1 + ddp.WARM_UP + ddp.MEASURED  # steps
@@ -154,6 +156,39 @@ def test_lags_gives_every_group_a_density_of_its_own() -> None:
     for density, delta in zip(outcomes[0][1], outcomes[0][2], strict=True):
         assert 0.01 <= density <= 0.5 or density == 1.0
         assert delta is None if density == 1.0 else 0 <= delta < 1.5
+
+
+def early_starts(rank, workers):
+    """How many groups had started when DDP delivered its one bucket, in the last step."""
+    model = DistributedDataParallel(mlp())
+    optimizer = sgd(model)
+    sync = spardl.attach(model, optimizer=False, density=0.05, merge="layer", **EXACT)
+    started = []
+    submit = sync.state.submit
+    sync.state.submit = lambda bucket: (started.append(sync.state._started), submit(bucket))[1]
+    train(model, optimizer, range(PLANNED_AFTER + 3))
+    return started[-1]
+
+
+def test_groups_start_before_their_bucket_is_full() -> None:
+    """All but the last gradient's group, which lands with the bucket itself."""
+    assert on_processes(2, early_starts) == [5, 5]
+
+
+def probe(rank, workers, momentum):
+    transport = transport_named("auto", None, timeout=30, device="cpu")
+    before = transport.traffic.bytes_sent
+    costs = measure(spardl.SyncConfig(density=0.1), transport, 50_000, momentum=momentum)
+    return costs, transport.traffic.bytes_sent - before
+
+
+@pytest.mark.parametrize("momentum", [False, True])
+def test_costs_are_timed_on_real_messages(momentum: bool) -> None:
+    """The largest probe alone sends a tenth of 50,000 entries, every time; all ranks get the same costs."""
+    outcomes = on_processes(2, probe, momentum)
+    assert len({costs for costs, _ in outcomes}) == 1
+    dense = sum(4 * size for size in outcomes[0][0].dense.elements) * (1 + REPEATS)
+    assert all(sent > dense + 5_000 * 2 * (1 + REPEATS) for _, sent in outcomes)
 
 
 class Shared(nn.Module):

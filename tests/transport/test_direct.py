@@ -16,21 +16,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from processes import on_processes
-from spardl.accumulator import Accumulator
-from spardl.collectives.memory import Memory
-from spardl.collectives.method import METHODS, Place, method_class
+from programs import LENGTH, STEPS, gradient, synchronized
+from spardl.collectives.method import METHODS
 from spardl.collectives.program import AllReduce, Round
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, SparDLError, SparDLWarning
 from spardl.simulation import SimulatedCluster
 from spardl.transport import direct
-from spardl.transport.base import Transport, run
+from spardl.transport.base import Transport
 from spardl.transport.direct import DirectTransport, best_transport
 from spardl.transport.link import mark_of
 from spardl.transport.torchdist import TorchTransport
-from spardl.wire.frame import Codec
 
-LENGTH, STEPS = 3000, 2
 PROGRAMS = [method for method in METHODS if method != "dense"]  # that one is gloo's own
 MEGABYTE = 1 << 20
 
@@ -40,39 +37,9 @@ together = multiprocessing.get_context("fork")
 # --- programs ------------------------------------------------------------------------------------------------------
 
 
-def gradient(rank: int, step: int) -> Tensor:
-    return torch.randn(LENGTH, generator=torch.Generator().manual_seed(100 * step + rank)) ** 3
-
-
 def configs(workers: int) -> list[SyncConfig]:
     odd = SyncConfig(density=0.02, teams=workers, values="fp32", indices="raw", residuals="return")
     return [odd, *(SyncConfig(method=method, density=0.02) for method in PROGRAMS)]
-
-
-def synchronized(transport: Transport, config: SyncConfig) -> dict[str, Any]:
-    """Some steps of a method on this rank: every result, the residual, and what was moved for it."""
-    method = method_class(config.method)(Place(transport.rank, transport.workers, LENGTH, config))
-    acc = Accumulator(method.layout, residuals=config.residuals)
-    memory = Memory(acc, Codec(config.values, config.indices))
-    before = transport.traffic.copy()
-    results = []
-    for step in range(STEPS):
-        acc.add(0, gradient(transport.rank, step))
-        result = run(method.synchronize(memory, config.density_at(step)), transport)
-        total = torch.zeros(LENGTH)
-        if result is None:
-            acc.read(0, total)
-        else:
-            acc.settle(result)
-            positions, values = acc.natural(result)
-            total[positions] = values
-        acc.commit(dense=result is None)
-        results.append(total)
-    residual = torch.empty(LENGTH)
-    acc.read(0, residual)
-    after = transport.traffic
-    moved = (after.rounds - before.rounds, after.messages - before.messages, after.bytes_sent - before.bytes_sent)
-    return {"results": results, "residual": residual, "moved": moved}
 
 
 def all_methods(rank: int, workers: int) -> list[dict[str, Any]]:

@@ -11,58 +11,22 @@ from torch import Tensor
 
 from mpiexec import on_mpi, why_no_mpi
 from processes import on_processes
-from spardl.accumulator import Accumulator
-from spardl.collectives.memory import Memory
-from spardl.collectives.method import Place, method_class
+from programs import LENGTH, STEPS, gradient, synchronized
 from spardl.collectives.program import AllReduce, Round
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, PeerError, ProtocolError
 from spardl.simulation import SimulatedCluster
-from spardl.transport.base import run
 from spardl.transport.choice import transport_named
 from spardl.transport.mpi import MPITransport
-from spardl.wire.frame import Codec
 
 needs_mpi = pytest.mark.skipif(why_no_mpi() is not None, reason=str(why_no_mpi()))
 
-LENGTH, STEPS = 5000, 3
 METHODS = ("spardl", "oktopk", "exdyna", "gtopk", "topka", "dense-ring", "dense")
-
-
-def gradient(rank: int, step: int) -> Tensor:
-    return torch.randn(LENGTH, generator=torch.Generator().manual_seed(100 * step + rank)) ** 3
 
 
 def configs(workers: int) -> list[SyncConfig]:
     others = [SyncConfig(method="spardl", density=0.02, teams=workers, values="fp32", indices="raw")]
     return others + [SyncConfig(method=method, density=0.02) for method in METHODS]
-
-
-def synchronized(transport: MPITransport, config: SyncConfig) -> dict[str, Any]:
-    """Some steps of a method on this rank: every result, the residual, and what was moved for it."""
-    method = method_class(config.method)(Place(transport.rank, transport.workers, LENGTH, config))
-    acc = Accumulator(method.layout, residuals=config.residuals)
-    memory = Memory(acc, Codec(config.values, config.indices))
-    before = transport.traffic.copy()
-    results = []
-    for step in range(STEPS):
-        acc.add(0, gradient(transport.rank, step))
-        result = run(method.synchronize(memory, config.density_at(step)), transport)
-        total = torch.zeros(LENGTH)
-        if result is None:
-            acc.read(0, total)
-            acc.commit(dense=True)
-        else:
-            acc.settle(result)
-            acc.commit()
-            positions, values = acc.natural(result)
-            total[positions] = values
-        results.append(total)
-    residual = torch.empty(LENGTH)
-    acc.read(0, residual)
-    after = transport.traffic
-    moved = (after.rounds - before.rounds, after.messages - before.messages, after.bytes_sent - before.bytes_sent)
-    return {"results": results, "residual": residual, "moved": moved}
 
 
 def over_mpi(rank: int, workers: int) -> list[dict[str, Any]]:
