@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--method", default="spardl")
     parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--values", default="bf16", help="format of values on the wire")
+    parser.add_argument("--indices", default="rice", help="format of indices on the wire")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each way")
     parser.add_argument("--steps", type=int, default=3, help="steps in a turn")
     parser.add_argument("--picture", metavar="FILE", help="draw the plan's timeline")
@@ -65,8 +67,9 @@ class Run:
         torch.manual_seed(0)
         self.model = DistributedDataParallel(model_of(options.model))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        formats = {"values": options.values, "indices": options.indices}
         self.sync = spardl.attach(
-            self.model, optimizer=self.optimizer, method=options.method, density=options.density, merge=merge
+            self.model, optimizer=self.optimizer, method=options.method, density=options.density, merge=merge, **formats
         )
         generator = torch.Generator().manual_seed(dist.get_rank())
         shape = (512,) if options.model == "mlp" else (3, 32, 32)
