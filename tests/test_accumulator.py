@@ -402,3 +402,98 @@ def test_a_poisoned_accumulator_gives_nothing_and_accepts_nothing(residuals):
     acc.rollback()
     assert same_bits(acc.values, before) and not acc.poisoned
     assert len(acc.take_largest(ids, layout.lengths)) == 20
+
+
+# --- the shortlist -----------------------------------------------------------------------------------------------
+
+
+def largest_places(values, budget):
+    order = sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))[:budget]
+    return sorted(i for i in order if values[i] != 0)
+
+
+@pytest.mark.parametrize("rounding", [False, True], ids=["exact", "rounded"])
+@given(
+    length=st.integers(1, 3000),
+    count=st.integers(1, 4),
+    chunk=st.sampled_from([1, 7, 64, 1024]),
+    share=st.sampled_from([0.002, 0.02, 0.2]),
+    scales=st.lists(st.sampled_from([1.0, 1.0, 1.0, 0.1, 30.0, 0.0]), min_size=2, max_size=7),
+    seed=seeds,
+)
+@settings(max_examples=60, deadline=None)
+def test_step_after_step_the_largest_are_exact(rounding, length, count, chunk, share, scales, seed):
+    """Whatever the last step made the shortlist expect: gradients of other sizes, arrivals, stretches, ties, zeros."""
+    layout, random = BlockLayout(length, count, chunk), np.random.default_rng(seed)
+    acc = Accumulator(layout)
+    for scale in scales:
+        gradient = numbers(length, int(random.integers(2**32))) * scale
+        if random.random() < 0.3:
+            gradient = gradient.round()
+        middle = int(random.integers(length + 1))
+        for first, stop in ((0, middle), (middle, length)):
+            assert acc.add(first, gradient[first:stop].clone())
+        reference = acc.values.numpy().copy()
+        arriving = some_entries(layout, random)
+        acc.give_back(arriving)
+        reference[acc.positions(arriving).numpy()] += arriving.values.numpy()
+        for block in random.permutation(count):
+            first, stop = layout.starts[block : block + 2]
+            budget = max(1, int(share * (stop - first)))
+            taken = acc.take_largest(np.array([block]), np.array([budget]), rounding=rounding)
+            expected = largest_places(reference[first:stop].tolist(), budget)
+            assert taken.indices.tolist() == expected
+            sent = torch.from_numpy(reference[first:stop][expected])
+            sent = sent.bfloat16().float() if rounding else sent
+            assert same_bits(taken.values, sent)
+            reference[first:stop][expected] -= sent.numpy()
+        assert torch.equal(acc.values, torch.from_numpy(reference))
+        acc.settle(SparseBlocks.empty(np.arange(count), acc.device))
+        acc.commit()
+
+
+def test_in_steady_state_the_shortlist_serves_every_selection():
+    """Its lists hold the budget and not much more, so that selection does not read the whole memory."""
+    layout, budgets = BlockLayout.interleaved(400_000, 4), np.full(4, 1000)
+    acc = Accumulator(layout)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(12):
+        acc.add(0, torch.randn(layout.length, generator=generator))
+        if step >= 6:
+            lists = acc._shortlist
+            assert (lists.fills > budgets).all() and (lists.fills <= np.diff(lists.edges)).all()
+            thresholds = [acc.values[lists_of].abs().topk(1000).values[-1] for lists_of in blocks_of(layout)]
+            assert (lists.lows.view(np.float32) <= np.array(thresholds)).all()
+        acc.take_largest(np.arange(4), budgets)
+        acc.commit()
+
+
+def blocks_of(layout):
+    return [slice(first, stop) for first, stop in zip(layout.starts[:-1], layout.starts[1:], strict=True)]
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_whoever_adds_a_value_that_is_not_finite_is_told(bad):
+    acc = Accumulator(BlockLayout.interleaved(5000, 3))
+    for place in (0, 63, 64, 4999):
+        gradient = torch.zeros(5000)
+        gradient[place] = bad
+        assert not acc.add(0, gradient)
+        acc.rollback()
+        assert acc.add(0, torch.ones(5000))
+        acc.rollback()
+
+
+def test_thresholds_are_served_by_the_shortlist_too():
+    """Ok-Topk's and ExDyna's way: the same entries with and without a list."""
+    layout = BlockLayout.contiguous(20_000, 1)
+    acc, generator = Accumulator(layout), torch.Generator().manual_seed(1)
+    for step in range(6):
+        acc.add(0, torch.randn(layout.length, generator=generator))
+        threshold = 2.5 * (step + 1) ** 0.5
+        expected = ((acc.values.abs() >= threshold).nonzero().flatten()).tolist()
+        assert acc.count_above(threshold) == len(expected)
+        assert (acc._shortlist.down_to(np.float32(threshold).view(np.uint32)) is not None) == (step > 0)
+        taken = acc.take_above_of_all(threshold, 10**6)
+        assert acc.positions(taken).tolist() == expected
+        acc.commit()

@@ -17,6 +17,7 @@ from torch import Tensor
 from spardl import kernels
 from spardl.blocks import BlockLayout
 from spardl.config import Residuals
+from spardl.kernels.shortlist import Shortlist
 from spardl.sparse import Ints, SparseBlocks
 
 
@@ -63,26 +64,31 @@ class Accumulator:
         self.layout = layout
         self.starts = layout.starts
         self.device = torch.device(device)
-        self.values = torch.zeros(layout.length, device=self.device)
-        self.velocity = torch.zeros_like(self.values) if momentum else None
+        self.values = _zeros(layout.length, self.device)
+        self.velocity = _zeros(layout.length, self.device) if momentum else None
         self.poisoned = False
         self._residuals = residuals
-        self._updated = torch.zeros_like(self.values) if momentum else None
+        self._updated = _zeros(layout.length, self.device) if momentum else None
         self._added: list[_Added] = []
         self._journal: list[_Touched] = []
         self._kernels = kernels.for_device(self.device)
+        self._shortlist = Shortlist(layout.count) if self.device.type == "cpu" else None
+        self._next = 0  # the offset that would be added next, if all is added in order
 
     # --- one step -------------------------------------------------------------------------------------------------
 
-    def add(self, offset: int, gradient: Tensor, scale: float = 1.0, momentum: Momentum | None = None) -> None:
-        """Add `scale * gradient` (float32, flat). Until commit or rollback, `gradient` holds the old residual."""
-        place = (self.layout.starts, self.layout.chunk, offset)
+    def add(self, offset: int, gradient: Tensor, scale: float = 1.0, momentum: Momentum | None = None) -> bool:
+        """Add `scale * gradient` (float32, flat). Until commit or rollback, `gradient` holds the old residual.
+
+        Returns whether all sums are finite.
+        """
+        self._follow(offset, gradient)
         self._added.append(_Added(offset, gradient, held=False))
+        place = (self.layout.starts, self.layout.chunk, offset)
         if self.velocity is None:
-            self._kernels.accumulate(self.values, *place, gradient, scale)
-            return
+            return bool(self._kernels.accumulate(self.values, *place, gradient, scale, self._shortlist))
         assert self._updated is not None and momentum is not None
-        self._kernels.accumulate_momentum(
+        fine = self._kernels.accumulate_momentum(
             self.values,
             self.velocity,
             self._updated,
@@ -94,10 +100,28 @@ class Accumulator:
             momentum.decay,
             momentum.damping,
             momentum.nesterov,
+            self._shortlist,
         )
+        return bool(fine)
+
+    def _follow(self, offset: int, stretch: Tensor) -> None:
+        """The shortlist holds for a step in which everything is added once, in order."""
+        if not self._added:
+            self._next = 0
+            if self._shortlist is not None:
+                self._shortlist.begin()
+        self._next = self._next + stretch.numel() if offset == self._next else -1
+
+    @property
+    def _listed(self) -> Shortlist | None:
+        """The shortlist, if there is one that holds now."""
+        if self._shortlist is not None and (self._next != self.layout.length or not self._added):
+            self._shortlist.give_up()
+        return self._shortlist
 
     def hold(self, offset: int, buffer: Tensor) -> None:
         """Keep this stretch out of the step: it counts as zero, and commit adds its residual back."""
+        self._follow(offset, buffer)
         self._added.append(_Added(offset, buffer, held=True))
         if self.velocity is not None:
             assert self._updated is not None
@@ -150,31 +174,54 @@ class Accumulator:
 
     # --- verbs of the collectives ---------------------------------------------------------------------------------
 
-    def take_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
-        """Move the `budgets[i]` entries of largest magnitude out of each block `ids[i]`."""
+    def take_largest(self, ids: Ints, budgets: Ints, *, rounding: bool = False) -> SparseBlocks:
+        """Move the `budgets[i]` entries of largest magnitude out of each block `ids[i]`.
+
+        With `rounding`, what is taken is the nearest bf16 of each entry, and the rest of it stays.
+        """
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
-        firsts, stops = self.starts[ids], self.starts[ids + 1]
-        counts, indices, values = self._kernels.take_largest(self.values, firsts, stops, budgets)
+        assert not rounding or self.leaves_errors
+        counts, indices, values = self._take_largest(ids, budgets, rounding)
         return self._took(SparseBlocks(ids, counts, indices, values))
+
+    @property
+    def leaves_errors(self) -> bool:
+        """Whether entries can be taken with `rounding`: no policy needs to know their own values."""
+        return self._residuals == "carry"
+
+    def _take_largest(self, ids: Ints, budgets: Ints, rounding: bool = False) -> tuple[Ints, Tensor, Tensor]:
+        firsts, stops = self.starts[ids], self.starts[ids + 1]
+        listed = (ids, self._listed) if self.starts is self.layout.starts else (None, None)
+        taken: tuple[Ints, Tensor, Tensor] = self._kernels.take_largest(
+            self.values, firsts, stops, budgets, *listed, rounding
+        )
+        return taken
 
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
         """Move the `budget` entries of largest magnitude out, wherever they lie."""
         if self.poisoned:
             return SparseBlocks.empty(np.arange(len(self.starts) - 1), self.device)
         whole = self.starts[:1], self.starts[-1:], np.array([budget])
-        _, indices, values = self._kernels.take_largest(self.values, *whole)
+        listed = (np.zeros(1, np.int64), self._listed) if self.layout.count == 1 else ()
+        _, indices, values = self._kernels.take_largest(self.values, *whole, *listed)
         return self._took(self._in_blocks(indices, values))
 
     def take_above_of_all(self, threshold: float, limit: int) -> SparseBlocks:
         """Move entries of magnitude `threshold` or more, the first `limit` of them, out, wherever they lie."""
         if self.poisoned:
             return SparseBlocks.empty(np.arange(len(self.starts) - 1), self.device)
-        indices, values = self._kernels.take_above(self.values, 0, self.layout.length, threshold, limit)
+        indices, values = self._take_above(0, self.layout.length, threshold, limit)
         return self._took(self._in_blocks(indices, values))
 
+    def _take_above(self, first: int, stop: int, threshold: float, limit: int) -> tuple[Tensor, Tensor]:
+        listed = (self._listed,) if self.layout.count == 1 else ()
+        taken: tuple[Tensor, Tensor] = self._kernels.take_above(self.values, first, stop, threshold, limit, *listed)
+        return taken
+
     def count_above(self, threshold: float) -> int:
-        return int(self._kernels.count_above(self.values, threshold))
+        listed = (self._listed,) if self.layout.count == 1 else ()
+        return int(self._kernels.count_above(self.values, threshold, *listed))
 
     def take_above(self, block: int, threshold: float, limit: int) -> SparseBlocks:
         """Move entries of magnitude `threshold` or more, the first `limit` of them, out of a block."""
@@ -182,15 +229,14 @@ class Accumulator:
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
         first, stop = int(self.starts[block]), int(self.starts[block + 1])
-        indices, values = self._kernels.take_above(self.values, first, stop, threshold, limit)
+        indices, values = self._take_above(first, stop, threshold, limit)
         return self._took(SparseBlocks(ids, np.array([indices.numel()]), indices, values))
 
     def find_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
         """The `budgets[i]` entries of largest magnitude of each block `ids[i]`; they stay where they are."""
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
-        firsts, stops = self.starts[ids], self.starts[ids + 1]
-        counts, indices, values = self._kernels.take_largest(self.values, firsts, stops, budgets)
+        counts, indices, values = self._take_largest(ids, budgets)
         found = SparseBlocks(ids, counts, indices, values)
         self.values[self.positions(found)] = values
         return found
@@ -200,7 +246,7 @@ class Accumulator:
         if self.poisoned:
             return SparseBlocks.empty(np.array([block]), self.device)
         first, stop = int(self.starts[block]), int(self.starts[block + 1])
-        indices, values = self._kernels.take_above(self.values, first, stop, threshold, limit)
+        indices, values = self._take_above(first, stop, threshold, limit)
         self.values[first + indices.long()] = values
         return SparseBlocks(np.array([block]), np.array([indices.numel()]), indices, values)
 
@@ -241,7 +287,11 @@ class Accumulator:
             positions = self.positions(entries)
             self._journal.append(_Touched(positions, self.values[positions], taken=False))
         firsts = self.starts[entries.ids]
-        self._kernels.scatter_add(self.values, firsts, entries.counts, entries.indices, entries.values)
+        added = (firsts, entries.counts, entries.indices, entries.values)
+        listed = (entries.ids, self._listed) if self.starts is self.layout.starts else ()
+        if not listed and self._shortlist is not None:
+            self._shortlist.give_up()
+        self._kernels.scatter_add(self.values, *added, *listed)
 
     def repartition(self, starts: Ints) -> None:
         """Draw other block boundaries, for methods whose blocks are stretches of natural order and move."""
@@ -271,12 +321,10 @@ class Accumulator:
         return firsts + entries.indices
 
     def _took(self, taken: SparseBlocks) -> SparseBlocks:
-        if self._residuals != "carry" or self._updated is not None:
-            positions = self.positions(taken)
-            if self._updated is not None:
-                self._updated[positions] = 0
-            if self._residuals != "carry":
-                self._journal.append(_Touched(positions, taken.values.clone(), taken=True))
+        if self._updated is not None:
+            self._kernels.clear(self._updated, self.starts[taken.ids], taken.counts, taken.indices)
+        if self._residuals != "carry":
+            self._journal.append(_Touched(self.positions(taken), taken.values.clone(), taken=True))
         return taken
 
     # --- natural order --------------------------------------------------------------------------------------------
@@ -316,3 +364,12 @@ class Accumulator:
 
     def _write(self, memory: Tensor, offset: int, source: Tensor) -> None:
         self._kernels.write(memory, self.layout.starts, self.layout.chunk, offset, source)
+
+
+def _zeros(length: int, device: torch.device) -> Tensor:
+    """Long-lived memory. On a CPU numpy asks for large pages, which makes access at random places faster."""
+    if device.type != "cpu":
+        return torch.zeros(length, device=device)
+    values = np.empty(length, np.float32)
+    values.fill(0)
+    return torch.from_numpy(values)

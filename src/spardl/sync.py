@@ -195,15 +195,11 @@ class Synchronizer:
         outcome = group.outcome = _Outcome(parts, buffers, group.method.state_dict())
         self._begun.append(group)
         clip = self._clip(buffers)
-        acc.poisoned = not all(self._kernels.all_finite(buffer) for buffer in buffers)
-        if dense or not acc.poisoned:
-            for part, buffer in zip(parts, buffers, strict=True):
-                if part.unused:
-                    acc.hold(offsets[part.name], buffer)
-                else:
-                    acc.add(offsets[part.name], buffer, clip / self._scale, part.momentum)
-        if dense and acc.poisoned:
-            acc.values.fill_(torch.nan)
+        for part, buffer in zip(parts, buffers, strict=True):
+            if part.unused:
+                acc.hold(offsets[part.name], buffer)
+            elif not acc.add(offsets[part.name], buffer, clip / self._scale, part.momentum):
+                acc.poisoned = True
         method = group.dense_method if dense else group.method
         total = self._total(group) if not dense and self._is_diagnosed else None
         result = run(method.synchronize(group.memory, density), self.transport)
@@ -218,7 +214,7 @@ class Synchronizer:
             if total is not None:
                 group.stats.delta = delta(total, *acc.natural(result), entries(density, total.numel()))
             outcome.averages = self._averages(group, parts, result)
-            acc.poisoned = not all(bool(torch.isfinite(values).all()) for _, values in outcome.averages)
+            acc.poisoned = not all(self._is_finite(values) for _, values in outcome.averages)
         self.poisoned |= acc.poisoned
 
     def _density(self, group: Group) -> float:
@@ -249,7 +245,13 @@ class Synchronizer:
         stops = [first + part.gradient.numel() for first, part in zip(firsts, parts, strict=True)]
         edges = torch.searchsorted(positions, torch.tensor([*firsts, *stops], device=positions.device)).tolist()
         cuts = zip(parts, firsts, edges[: len(parts)], edges[len(parts) :], strict=True)
-        return [(positions[i:j] - first, values[i:j].to(part.gradient.dtype)) for part, first, i, j in cuts]
+        return [
+            (positions[i:j] - first if first else positions[i:j], values[i:j].to(part.gradient.dtype))
+            for part, first, i, j in cuts
+        ]
+
+    def _is_finite(self, values: Tensor) -> bool:
+        return bool(self._kernels.all_finite(values) if values.dtype is torch.float32 else values.isfinite().all())
 
     def _fits(self, group: Group, parts: Sequence[Part]) -> bool:
         """Whether the dense averages stay finite in gradients that have fewer bits than ours."""
@@ -304,8 +306,11 @@ class Synchronizer:
             return
         for part, (positions, values) in zip(outcome.parts, outcome.averages, strict=True):
             group.stats.entries += positions.numel()
-            part.gradient.zero_()
-            part.gradient[positions] = values
+            if part.gradient.dtype is torch.float32:
+                self._kernels.put_only(part.gradient, positions, values)
+            else:
+                part.gradient.zero_()
+                part.gradient[positions] = values
 
     def _refuse(self, group: Group, outcome: _Outcome) -> None:
         group.stats.skipped += 1

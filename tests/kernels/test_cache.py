@@ -17,9 +17,10 @@ found = torch.tensor([3.0, -4.0, 0.0])
 assert loaded.keep_largest(found, 1).tolist() == [False, True, False]
 
 from numba.core.dispatcher import Dispatcher
-from spardl.kernels import _compiled, _gaps
+from spardl.kernels import _gaps, _order, _select, _sparse, _values
 
-loops = {loop for module in (_compiled, _gaps) for loop in vars(module).values() if isinstance(loop, Dispatcher)}
+modules = (_gaps, _order, _select, _sparse, _values)
+loops = {loop for module in modules for loop in vars(module).values() if isinstance(loop, Dispatcher)}
 print(json.dumps({
     "misses": sum(sum(loop.stats.cache_misses.values()) for loop in loops),
     "hits": sum(sum(loop.stats.cache_hits.values()) for loop in loops),

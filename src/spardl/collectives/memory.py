@@ -33,6 +33,16 @@ class Memory:
     def take_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
         return self.acc.take_largest(ids, budgets)
 
+    def take_coded(self, ids: Ints, budgets: Ints) -> CodedBlocks:
+        """The `budgets[i]` largest entries of each block `ids[i]`, in the wire's format; rounding errors stay here."""
+        if self.codec.values != "bf16" or not self.acc.leaves_errors:
+            return self.code(self.acc.take_largest(ids, budgets))
+        taken = self.acc.take_largest(ids, budgets, rounding=True)
+        if not self._kernels.all_finite(taken.values):
+            self.acc.poisoned = True
+            return self._nothing(ids)
+        return self.codec.code(taken)
+
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
         return self.acc.take_largest_of_all(budget)
 
@@ -41,15 +51,14 @@ class Memory:
 
     def code(self, entries: SparseBlocks, *, keep_error: bool = True) -> CodedBlocks:
         """Round entries to the wire's format. One rank of those that hold the same entries keeps the error."""
-        coded = self.codec.code(entries)
-        if self.codec.values == "none":
-            return coded
-        if not self._kernels.all_finite(entries.values):
+        if self.codec.values != "none" and not self._kernels.all_finite(entries.values):
             self.acc.poisoned = True
             return self._nothing(entries.ids)
-        if self.codec.values != "fp32" and keep_error:
-            error = entries.values - coded.decode().values
-            self.give_back(SparseBlocks(entries.ids, entries.counts, entries.indices, error))
+        if self.codec.values in ("none", "fp32"):
+            return self.codec.code(entries)
+        coded, errors = self.codec.round_off(entries)
+        if keep_error:
+            self.give_back(SparseBlocks(entries.ids, entries.counts, entries.indices, errors))
         return coded
 
     def without_values(self) -> "Memory":
@@ -96,7 +105,8 @@ class Memory:
         """Split a single block into its `budget` largest entries and the rest."""
         if len(entries) <= budget:
             return entries, SparseBlocks.empty(entries.ids, self.acc.device)
-        return self.part(entries, self.largest(entries.values, budget))
+        kept, others = self._kernels.part_largest(entries.indices, entries.values, budget)
+        return _single(entries.ids, *kept), _single(entries.ids, *others)
 
     def largest(self, values: Tensor, budget: int) -> Tensor:
         """Mask of the `budget` values of largest magnitude, ties to the first."""

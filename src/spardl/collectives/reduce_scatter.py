@@ -15,7 +15,7 @@ import numpy as np
 
 from spardl.collectives.memory import Memory
 from spardl.collectives.program import Program, Team
-from spardl.sparse import Ints, SparseBlocks, split
+from spardl.sparse import Ints, split
 from spardl.wire.frame import CodedBlocks
 
 
@@ -27,19 +27,19 @@ def schedule(size: int, position: int) -> Iterator[tuple[int, Ints, Ints]]:
         yield gap, (position + gap + np.arange(count)) % size, (position + np.arange(count)) % size
 
 
-def spar_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: int) -> Program[SparseBlocks]:
-    """Return this member's block: the `own_budget` largest sums of what reached it.
+def spar_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: int) -> Program[CodedBlocks]:
+    """Return this member's block, in the wire's format: the `own_budget` largest sums of what reached it.
 
     Lazy: a block stays dense in memory and is cut once, when it leaves, over this member's values and all that arrived.
     """
     for gap, sent, arriving in schedule(team.size, team.position):
-        coded = memory.code(memory.take_largest(sent, budgets[sent]))
+        coded = memory.take_coded(sent, budgets[sent])
         received = yield from _exchange(team, memory, coded, gap, arriving, budgets)
         memory.give_back(received.decode())
-    return memory.take_largest(np.array([team.position]), np.array([own_budget]))
+    return memory.take_coded(np.array([team.position]), np.array([own_budget]))
 
 
-def eager_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: int) -> Program[SparseBlocks]:
+def eager_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: int) -> Program[CodedBlocks]:
     """The same exchange, but every block is cut at once and again after each addition, so that all state is sparse.
 
     It drops more on the way than the lazy form; it is here for comparison.
@@ -54,7 +54,7 @@ def eager_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: 
             memory.give_back(dropped)
     mine, dropped = memory.cut(held[team.position], own_budget)
     memory.give_back(dropped)
-    return mine
+    return memory.code(mine)
 
 
 def _exchange(

@@ -16,13 +16,13 @@ from spardl.sparse import SparseBlocks
 from spardl.wire.frame import CodedBlocks
 
 
-def recursive_team_gather(teams: Team, memory: Memory, mine: SparseBlocks, budget: int) -> Program[CodedBlocks]:
+def recursive_team_gather(teams: Team, memory: Memory, mine: CodedBlocks, budget: int) -> Program[CodedBlocks]:
     """R-SAG, for a power of two of teams: log2 d rounds, each with one block of at most `budget` entries.
 
     After round s, groups of 2**s members hold the same block.
     """
     ids, budgets = mine.ids, np.array([budget])
-    held = memory.code(mine)
+    held = mine
     gap = 1
     while gap < teams.size:
         partner = (teams.position ^ gap) - teams.position
@@ -39,14 +39,14 @@ def recursive_team_gather(teams: Team, memory: Memory, mine: SparseBlocks, budge
 
 
 def bruck_team_gather(
-    teams: Team, memory: Memory, mine: SparseBlocks, budget: int, top: "TopController"
+    teams: Team, memory: Memory, mine: CodedBlocks, budget: int, top: "TopController"
 ) -> Program[CodedBlocks]:
     """B-SAG, for any number of teams: ceil(log2 d) rounds, d - 1 blocks of at most `top.size` entries.
 
     `mine` has been cut to `top.size`. All members see the same union, so their controllers stay equal by themselves.
     """
     ids, sizes = np.repeat(mine.ids, teams.size), np.full(teams.size, top.size)
-    pieces = yield from bruck_all_gather(teams, memory, memory.code(mine), ids, sizes, name="b_spar_all_gather")
+    pieces = yield from bruck_all_gather(teams, memory, mine, ids, sizes, name="b_spar_all_gather")
     union = pieces[0].decode()
     for piece in pieces[1:]:
         union = memory.merge(union, piece.decode())

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from spardl.kernels._compiled import _fast, compiled
+from spardl.kernels._lanes import lowest_bit, word_at
+from spardl.kernels._numba import compiled, inlined
 
 
 @compiled("void(int64[::1], int64[::1], int64[::1], int64[::1])")
@@ -19,7 +20,7 @@ def plan_gaps(counts, lengths, widths, worst):
                 worst[b] = bits
 
 
-@_fast
+@inlined
 def _write_block(out, cursor, low_bits, indices):
     """Append the gaps between ascending indices to the bit stream at bit `cursor`; return the new cursor."""
     mask = np.uint64((1 << low_bits) - 1)
@@ -49,7 +50,18 @@ def _write_block(out, cursor, low_bits, indices):
     return cursor
 
 
-@_fast
+@inlined
+def _word(data, first):
+    """Eight bytes from `first` on as one word; behind the end there are zeros."""
+    if first + 8 <= data.size:
+        return word_at(data, first)
+    word = np.uint64(0)
+    for b in range(max(0, data.size - first)):
+        word |= np.uint64(data[first + b]) << np.uint64(8 * b)
+    return word
+
+
+@inlined
 def _read_block(data, cursor, low_bits, length, indices):
     """Undo `_write_block`; return the new cursor, or -1 if the bits run out or an index leaves [0, length)."""
     limit = data.size * 8
@@ -60,31 +72,20 @@ def _read_block(data, cursor, low_bits, length, indices):
     most = length >> low_bits  # a larger quotient leaves the block, and might overflow when it is shifted
     index = np.int64(-1)
     for i in range(indices.size):
-        quotient = np.int64(0)
-        while True:
+        quotient = -high
+        rest = _word(data, high >> 3) >> np.uint64(high & 7)
+        while rest == 0:
+            high = (high & ~7) + 64
             if high >= limit:
                 return np.int64(-1)
-            rest = data[high >> 3] >> np.uint8(high & 7)
-            if rest == 0:
-                skip = 8 - (high & 7)
-                quotient += skip
-                high += skip
-                continue
-            while rest & 1 == 0:
-                rest >>= 1
-                quotient += 1
-                high += 1
-            high += 1
-            break
+            rest = _word(data, high >> 3)
+        high += lowest_bit(rest)
+        quotient += high
+        high += 1
         if quotient > most:
             return np.int64(-1)
-        low = np.uint64(0)
-        if low_bits:
-            byte = cursor >> 3
-            for b in range(min(5, data.size - byte)):
-                low |= np.uint64(data[byte + b]) << np.uint64(8 * b)
-            low = (low >> np.uint64(cursor & 7)) & mask
-            cursor += low_bits
+        low = (_word(data, cursor >> 3) >> np.uint64(cursor & 7)) & mask
+        cursor += low_bits
         index += 1 + (quotient << low_bits) + np.int64(low)
         if index >= length:
             return np.int64(-1)

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.kernels import _compiled as loops
-from spardl.kernels import _gaps as gap_loops
+from spardl.kernels import _gaps, _order, _select, _sparse, _values
+from spardl.kernels.shortlist import Shortlist
 
 Ints = NDArray[np.int64]
 
@@ -27,12 +27,26 @@ def _key(threshold: float) -> np.uint32:
 
 def all_finite(values: Tensor) -> bool:
     """True if no value is infinite or NaN. One read of `values`."""
-    return bool(loops.all_finite(_bits(values)))
+    return bool(_select.all_finite(_bits(values)))
 
 
-def accumulate(acc: Tensor, starts: Ints, chunk: int, offset: int, gradient: Tensor, scale: float) -> None:
-    """Add `scale * gradient`, which begins at natural position `offset`; `gradient` becomes what `acc` held before."""
-    loops.accumulate(acc.numpy(), starts, chunk, offset, gradient.numpy(), np.float32(scale))
+def accumulate(
+    acc: Tensor,
+    starts: Ints,
+    chunk: int,
+    offset: int,
+    gradient: Tensor,
+    scale: float,
+    shortlist: Shortlist | None = None,
+) -> bool:
+    """Add `scale * gradient`, which begins at natural position `offset`; `gradient` becomes what `acc` held before.
+
+    Says whether all sums are finite, and notes in `shortlist` where they are large.
+    """
+    listing = shortlist or Shortlist(len(starts) - 1)
+    place = (starts, chunk, offset)
+    given = (gradient.numpy(), np.float32(scale))
+    return bool(_order.accumulate(acc.numpy(), _bits(acc), *place, *given, listing.lows, *listing.lists))
 
 
 def accumulate_momentum(
@@ -49,13 +63,16 @@ def accumulate_momentum(
     decay: float,
     damping: float,
     nesterov: bool,
-) -> None:
+    shortlist: Shortlist | None = None,
+) -> bool:
     """Like `accumulate`, for momentum SGD's direction: g' = scale*g + decay*w, v' = momentum*v + damping*g'.
 
     Adds v', or g' + momentum*v' for Nesterov. v' goes to `updated`; `velocity` stays as it was.
     """
-    loops.accumulate_momentum(
+    listing = shortlist or Shortlist(len(starts) - 1)
+    fine = _order.accumulate_momentum(
         acc.numpy(),
+        _bits(acc),
         velocity.numpy(),
         updated.numpy(),
         starts,
@@ -68,55 +85,91 @@ def accumulate_momentum(
         np.float32(decay),
         np.float32(damping),
         nesterov,
+        listing.lows,
+        *listing.lists,
     )
+    return bool(fine)
 
 
 def read(acc: Tensor, starts: Ints, chunk: int, offset: int, out: Tensor) -> None:
     """Copy `out.numel()` elements from natural position `offset` on into `out`."""
-    loops.read(acc.numpy(), starts, chunk, offset, out.numpy())
+    _order.read(acc.numpy(), starts, chunk, offset, out.numpy())
 
 
 def write(acc: Tensor, starts: Ints, chunk: int, offset: int, source: Tensor) -> None:
     """Copy `source` to natural positions from `offset` on."""
-    loops.write(acc.numpy(), starts, chunk, offset, source.numpy())
+    _order.write(acc.numpy(), starts, chunk, offset, source.numpy())
 
 
 def to_natural_order(starts: Ints, chunk: int, counts: Ints, indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Natural positions (int64, ascending) and values of entries given for all blocks, block by block."""
     positions = torch.empty(indices.numel(), dtype=torch.int64)
     ordered = torch.empty_like(values)
-    loops.to_natural_order(starts, chunk, counts, indices.numpy(), values.numpy(), positions.numpy(), ordered.numpy())
+    _order.to_natural_order(starts, chunk, counts, indices.numpy(), values.numpy(), positions.numpy(), ordered.numpy())
     return positions, ordered
 
 
-def take_largest(acc: Tensor, firsts: Ints, stops: Ints, budgets: Ints) -> tuple[Ints, Tensor, Tensor]:
+def take_largest(
+    acc: Tensor,
+    firsts: Ints,
+    stops: Ints,
+    budgets: Ints,
+    ids: Ints | None = None,
+    shortlist: Shortlist | None = None,
+    rounding: bool = False,
+) -> tuple[Ints, Tensor, Tensor]:
     """Move the `budgets[b]` entries of largest magnitude out of each block; they become zero there.
 
-    Exact: ties go to the lowest index, zeros are never taken. Two passes over a block: a histogram of the leading bits
-    finds the bin that holds the last wanted magnitude, a sweep collects what lies in or above it, and that short list
-    is settled bit by bit. Returns counts, indices relative to the block (ascending) and values.
+    Exact: ties go to the lowest index, zeros are never taken. Where the `shortlist` of block `ids[b]` suffices, only it
+    is looked at. Otherwise two passes over the block: a histogram of the leading bits finds the bin that holds the last
+    wanted magnitude, a sweep collects what lies in or above it, and that short list is settled bit by bit.
+    With `rounding`, the nearest bf16 of each is taken, and what that leaves over stays instead of zero.
+    Returns counts, indices relative to the block (ascending) and values.
     """
     room = int(np.minimum(budgets, stops - firsts).clip(min=0).sum())
     counts = np.zeros(firsts.size, np.int64)
-    indices = torch.empty(room, dtype=torch.int32)
-    values = torch.empty(room, dtype=torch.float32)
-    loops.take_largest(acc.numpy(), _bits(acc), firsts, stops, budgets, counts, indices.numpy(), values.numpy())
+    indices = torch.empty(room + 1, dtype=torch.int32)
+    values = torch.empty(room + 1, dtype=torch.float32)
+    if shortlist is None or ids is None:
+        ids, shortlist = np.arange(firsts.size), Shortlist(firsts.size)
+    blocks = (ids, firsts, stops, budgets, rounding, counts)
+    out = (indices.numpy(), values.numpy(), _bits(values))
+    listing = (shortlist.lows, *shortlist.lists, shortlist.amounts.view(np.uint32), shortlist.next_lows)
+    _select.take_largest(acc.numpy(), _bits(acc), *blocks, *out, *listing)
+    shortlist.make_room(ids, budgets, stops - firsts)
     total = int(counts.sum())
     return counts, indices[:total], values[:total]
 
 
-def take_above(acc: Tensor, first: int, stop: int, threshold: float, limit: int) -> tuple[Tensor, Tensor]:
-    """Move entries of magnitude `threshold` or more, the first `limit` of them, out of `acc[first:stop]`. One pass."""
+def take_above(
+    acc: Tensor, first: int, stop: int, threshold: float, limit: int, shortlist: Shortlist | None = None
+) -> tuple[Tensor, Tensor]:
+    """Move entries of magnitude `threshold` or more, the first `limit` of them, out of `acc[first:stop]`.
+
+    One pass, or none where the `shortlist`, which then is one of all of `acc`, reaches down to the threshold.
+    """
     room = max(0, min(limit, stop - first))
     indices = torch.empty(room, dtype=torch.int32)
     values = torch.empty(room, dtype=torch.float32)
-    taken = loops.take_above(acc.numpy(), _bits(acc), first, stop, _key(threshold), indices.numpy(), values.numpy())
+    key = _key(threshold)
+    listed = shortlist.down_to(key) if shortlist is not None else None
+    if listed is None:
+        taken = _select.take_above(acc.numpy(), _bits(acc), first, stop, key, indices.numpy(), values.numpy())
+    else:
+        places, amounts = listed
+        found = (places, amounts, amounts.view(np.uint32))
+        taken = _select.take_listed(acc.numpy(), first, stop, key, *found, indices.numpy(), values.numpy())
+    if shortlist is not None:
+        shortlist.give_up()
+        shortlist.expect_above(key, taken * acc.numel() // max(1, stop - first))
     return indices[:taken], values[:taken]
 
 
-def count_above(values: Tensor, threshold: float) -> int:
+def count_above(values: Tensor, threshold: float, shortlist: Shortlist | None = None) -> int:
     """How many values have magnitude `threshold` or more; zeros never count."""
-    return int(loops.count_above(_bits(values), _key(threshold)))
+    key = _key(threshold)
+    listed = shortlist.down_to(key) if shortlist is not None else None
+    return int(_select.count_above(_bits(values) if listed is None else listed[1].view(np.uint32), key))
 
 
 def count_bins(values: Tensor, first: int, shift: int, bins: int) -> Ints:
@@ -125,20 +178,56 @@ def count_bins(values: Tensor, first: int, shift: int, bins: int) -> Ints:
     Above the last bin counts in it, below the first one does not count. One pass.
     """
     counts = np.zeros(bins, np.int64)
-    loops.count_bins(_bits(values), first, shift, counts)
+    _select.count_bins(_bits(values), first, shift, counts)
     return counts
 
 
 def keep_largest(values: Tensor, budget: int) -> Tensor:
     """Mask of the `budget` values of largest magnitude, ties to the first, zeros never."""
     keep = torch.empty(values.numel(), dtype=torch.bool)
-    loops.keep_largest(_bits(values), budget, keep.numpy())
+    _select.keep_largest(_bits(values), budget, keep.numpy())
     return keep
 
 
-def scatter_add(acc: Tensor, firsts: Ints, counts: Ints, indices: Tensor, values: Tensor) -> None:
-    """Add entries to their blocks; indices are unique within a block."""
-    loops.scatter_add(acc.numpy(), firsts, counts, indices.numpy(), values.numpy())
+def part_largest(indices: Tensor, values: Tensor, budget: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The `budget` entries of largest magnitude, ties to the first, zeros never; and the others. Both keep their order.
+
+    There must be more entries than the budget.
+    """
+    kept, others = torch.empty(budget + 1, dtype=torch.int32), indices.new_empty(indices.numel() + 1)
+    kept_values, other_values = torch.empty(budget + 1), values.new_empty(values.numel() + 1)
+    outputs = (kept.numpy(), kept_values.numpy(), others.numpy(), other_values.numpy())
+    count = _select.part_largest(indices.numpy(), values.numpy(), _bits(values), budget, *outputs)
+    rest = indices.numel() - count
+    return (kept[:count], kept_values[:count]), (others[:rest], other_values[:rest])
+
+
+def put_only(out: Tensor, positions: Tensor, values: Tensor) -> None:
+    """Make `out` (flat, float32) zero everywhere but at these positions."""
+    _order.put_only(out.numpy(), positions.numpy(), values.numpy())
+
+
+def scatter_add(
+    acc: Tensor,
+    firsts: Ints,
+    counts: Ints,
+    indices: Tensor,
+    values: Tensor,
+    ids: Ints | None = None,
+    shortlist: Shortlist | None = None,
+) -> None:
+    """Add entries to their blocks; indices are unique within a block. The `shortlist` learns of what became large."""
+    if shortlist is None or ids is None:
+        ids, shortlist = np.arange(firsts.size), Shortlist(firsts.size)
+        shortlist.give_up()
+    blocks = (ids, firsts, counts)
+    lows = shortlist.lows.view(np.float32)
+    _sparse.scatter_add(acc.numpy(), *blocks, indices.numpy(), values.numpy(), lows, *shortlist.lists)
+
+
+def clear(memory: Tensor, firsts: Ints, counts: Ints, indices: Tensor) -> None:
+    """Zero the entries at these places of each block."""
+    _sparse.clear(memory.numpy(), firsts, counts, indices.numpy())
 
 
 def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,28 +235,36 @@ def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor
     room = left.numel() + right.numel()
     indices = torch.empty(room, dtype=torch.int32)
     values = torch.empty(room, dtype=torch.float32)
-    total = loops.merge(
+    total = _sparse.merge(
         left.numpy(), left_values.numpy(), right.numpy(), right_values.numpy(), indices.numpy(), values.numpy()
     )
     return indices[:total], values[:total]
 
 
+def round_bf16(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Finite values as bf16, the largest finite one where they would overflow; and what rounding cost each."""
+    codes, errors = torch.empty(values.numel(), dtype=torch.bfloat16), torch.empty_like(values)
+    out = (codes.view(torch.uint16).numpy(), errors.numpy(), _bits(errors))
+    _values.round_bf16(values.numpy(), _bits(values), *out)
+    return codes, errors
+
+
 def plan_gaps(counts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """How many low bits each block's gaps keep apart, and the most bits that its indices can then take."""
     widths, worst = np.empty_like(counts), np.empty_like(counts)
-    gap_loops.plan_gaps(np.ascontiguousarray(counts), np.ascontiguousarray(lengths), widths, worst)
+    _gaps.plan_gaps(np.ascontiguousarray(counts), np.ascontiguousarray(lengths), widths, worst)
     return widths, worst
 
 
 def write_gaps(room: int, low_bits: Ints, counts: Ints, indices: Tensor) -> Tensor:
     """The bytes (at most `room`) of the Rice-coded gaps between ascending indices, block after block."""
     out = torch.zeros(room, dtype=torch.uint8)
-    bits = gap_loops.write_gaps(out.numpy(), low_bits, counts, indices.numpy())
+    bits = _gaps.write_gaps(out.numpy(), low_bits, counts, indices.numpy())
     return out[: (bits + 7) // 8]
 
 
 def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> Tensor | None:
     """Undo `write_gaps`; None unless `data` holds exactly these counts with every index inside its block."""
     indices = torch.empty(int(counts.sum()), dtype=torch.int32)
-    bits = gap_loops.read_gaps(data.numpy(), low_bits, counts, lengths, indices.numpy())
+    bits = _gaps.read_gaps(data.numpy(), low_bits, counts, lengths, indices.numpy())
     return indices if bits >= 0 and (bits + 7) // 8 == data.numel() else None

@@ -1,6 +1,6 @@
 """The kernels of `compiled.py` in plain torch, for any device: same names, same signatures, same bits.
 
-Only what works on host arrays alone (`plan_gaps`) has no twin here.
+Only what works on host arrays alone (`plan_gaps`) has no twin here, and there is no shortlist.
 Slower on CPU and heavier on memory, but they keep data on its device. Run here on CPU only.
 """
 
@@ -30,11 +30,15 @@ def all_finite(values: Tensor) -> bool:
     return bool(torch.isfinite(values).all())
 
 
-def accumulate(acc: Tensor, starts: Ints, chunk: int, offset: int, gradient: Tensor, scale: float) -> None:
+def accumulate(
+    acc: Tensor, starts: Ints, chunk: int, offset: int, gradient: Tensor, scale: float, shortlist: None = None
+) -> bool:
     places = _places(starts, chunk, offset, gradient.numel(), acc.device)
     before = acc[places]
-    acc[places] = before + gradient * scale
+    after = before + gradient * scale
+    acc[places] = after
     gradient.copy_(before)
+    return all_finite(after)
 
 
 def accumulate_momentum(
@@ -51,14 +55,17 @@ def accumulate_momentum(
     decay: float,
     damping: float,
     nesterov: bool,
-) -> None:
+    shortlist: None = None,
+) -> bool:
     places = _places(starts, chunk, offset, gradient.numel(), acc.device)
     fresh = gradient * scale + decay * weights
     speed = momentum * velocity[places] + damping * fresh
     before = acc[places]
-    acc[places] = before + (fresh + momentum * speed if nesterov else speed)
+    after = before + (fresh + momentum * speed if nesterov else speed)
+    acc[places] = after
     updated[places] = speed
     gradient.copy_(before)
+    return all_finite(after)
 
 
 def read(acc: Tensor, starts: Ints, chunk: int, offset: int, out: Tensor) -> None:
@@ -78,22 +85,33 @@ def to_natural_order(starts: Ints, chunk: int, counts: Ints, indices: Tensor, va
     return positions, values[order]
 
 
-def take_largest(acc: Tensor, firsts: Ints, stops: Ints, budgets: Ints) -> tuple[Ints, Tensor, Tensor]:
+def take_largest(
+    acc: Tensor,
+    firsts: Ints,
+    stops: Ints,
+    budgets: Ints,
+    ids: Ints | None = None,
+    shortlist: None = None,
+    rounding: bool = False,
+) -> tuple[Ints, Tensor, Tensor]:
     counts = np.zeros(firsts.size, np.int64)
     indices, values = [], []
     for b, (first, stop, budget) in enumerate(zip(firsts.tolist(), stops.tolist(), budgets.tolist(), strict=True)):
         block = acc[first:stop]
         kept = keep_largest(block, budget).nonzero().flatten()
         counts[b] = kept.numel()
+        taken = block[kept]
         indices.append(kept.int())
-        values.append(block[kept])
-        block[kept] = 0
+        values.append(round_bf16(taken)[0].float() if rounding else taken)
+        block[kept] = taken - values[-1]
     if not indices:
         return counts, acc.new_empty(0, dtype=torch.int32), acc.new_empty(0)
     return counts, torch.cat(indices), torch.cat(values)
 
 
-def take_above(acc: Tensor, first: int, stop: int, threshold: float, limit: int) -> tuple[Tensor, Tensor]:
+def take_above(
+    acc: Tensor, first: int, stop: int, threshold: float, limit: int, shortlist: None = None
+) -> tuple[Tensor, Tensor]:
     block = acc[first:stop]
     kept = ((block.abs() >= abs(threshold)) & (block != 0)).nonzero().flatten()[: max(0, limit)]
     values = block[kept]
@@ -101,7 +119,7 @@ def take_above(acc: Tensor, first: int, stop: int, threshold: float, limit: int)
     return kept.int(), values
 
 
-def count_above(values: Tensor, threshold: float) -> int:
+def count_above(values: Tensor, threshold: float, shortlist: None = None) -> int:
     return int(((values.abs() >= abs(threshold)) & (values != 0)).sum())
 
 
@@ -126,9 +144,31 @@ def keep_largest(values: Tensor, budget: int) -> Tensor:
     return keep
 
 
-def scatter_add(acc: Tensor, firsts: Ints, counts: Ints, indices: Tensor, values: Tensor) -> None:
+def part_largest(indices: Tensor, values: Tensor, budget: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    keep = keep_largest(values, budget)
+    return (indices[keep], values[keep]), (indices[~keep], values[~keep])
+
+
+def put_only(out: Tensor, positions: Tensor, values: Tensor) -> None:
+    out.zero_()
+    out[positions] = values
+
+
+def scatter_add(
+    acc: Tensor,
+    firsts: Ints,
+    counts: Ints,
+    indices: Tensor,
+    values: Tensor,
+    ids: Ints | None = None,
+    shortlist: None = None,
+) -> None:
     places = _spread(firsts, counts, acc.device) + indices
     acc[places] = acc[places] + values
+
+
+def clear(memory: Tensor, firsts: Ints, counts: Ints, indices: Tensor) -> None:
+    memory[_spread(firsts, counts, memory.device) + indices] = 0
 
 
 def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,6 +179,12 @@ def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor
     values[mine] = values[mine] + right_values
     kept = values != 0
     return indices[kept], values[kept]
+
+
+def round_bf16(values: Tensor) -> tuple[Tensor, Tensor]:
+    limit = torch.finfo(torch.bfloat16).max
+    codes = values.clamp(-limit, limit).to(torch.bfloat16)
+    return codes, values - codes.float()
 
 
 def write_gaps(room: int, low_bits: Ints, counts: Ints, indices: Tensor) -> Tensor:

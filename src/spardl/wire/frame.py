@@ -87,6 +87,11 @@ class Codec:
         codes, scales = value_codes.encode(entries.values, entries.counts, self.values)
         return CodedBlocks(entries.ids, entries.counts, entries.indices, codes, scales)
 
+    def round_off(self, entries: SparseBlocks) -> tuple[CodedBlocks, Tensor]:
+        """The same, for finite values, and what rounding cost each of them."""
+        codes, scales, errors = value_codes.round_off(entries.values, entries.counts, self.values)  # type: ignore[arg-type]
+        return CodedBlocks(entries.ids, entries.counts, entries.indices, codes, scales), errors
+
     def capacity(self, lengths: Ints, budgets: Ints) -> int:
         """The most bytes that a frame for blocks of these lengths and budgets can have."""
         return self._fixed(budgets) + int(budgets.sum()) * self._value_bytes + self._index_room(budgets, lengths)
@@ -144,7 +149,7 @@ class Codec:
         codes = scales[:0]
         if self.values != "none":
             codes = _from_bytes(frame[values_at:indices_at], value_codes.CODE_TYPES[self.values])
-        if not (torch.isfinite(codes).all() and (scales.abs() <= value_codes.LARGEST_SCALE).all()):
+        if not value_codes.all_finite(codes, scales):
             raise _bad(peer, "a value that is not finite")
         return CodedBlocks(ids, counts, self._unpack_indices(frame[indices_at:], counts, lengths, peer), codes, scales)
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spardl import kernels
 from spardl.config import Values
 from spardl.sparse import Ints
 
@@ -14,6 +15,9 @@ CODE_TYPES: dict[Values, torch.dtype] = {
     "int8": torch.int8,
 }
 
+
+# The bits that are all set in infinities and NaN.
+_EXPONENTS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
 
 # Times any 8-bit code it is still finite.
 LARGEST_SCALE = torch.finfo(torch.float32).max / 128
@@ -36,6 +40,25 @@ def encode(values: Tensor, counts: Ints, form: Values) -> tuple[Tensor, Tensor]:
     steps = scales[owner]
     codes = torch.where(steps > 0, values / steps, 0).round().clamp(-127, 127)
     return codes.to(dtype), scales
+
+
+def round_off(values: Tensor, counts: Ints, form: Values) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales, and what rounding cost each value. For finite values."""
+    if form == "bf16":
+        codes, errors = kernels.for_device(values.device).round_bf16(values)
+        return codes, values[:0], errors
+    codes, scales = encode(values, counts, form)
+    return codes, scales, values - decode(codes, scales, counts)
+
+
+def all_finite(codes: Tensor, scales: Tensor) -> bool:
+    """Whether every value that these decode to is finite."""
+    if codes.dtype in _EXPONENTS:
+        exponent = _EXPONENTS[codes.dtype]
+        fine = bool(codes.view(torch.int16).bitwise_and(exponent).ne(exponent).all())
+    else:
+        fine = bool(torch.isfinite(codes).all())
+    return fine and bool((scales.abs() <= LARGEST_SCALE).all())
 
 
 def decode(codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:

@@ -1,0 +1,70 @@
+"""Instructions that numba has no name for: sixty-four comparisons as one word, the lowest bit of a word, a word at any
+byte, and stores that go round the cache."""
+
+import sys
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+LANES = 64
+
+_WORD = ir.IntType(32)
+_WORDS = ir.VectorType(_WORD, LANES)
+
+
+@intrinsic
+def at_least(_context, bits, first, key):
+    """Bit i says whether the magnitude in `bits[first + i]`, a float32 without its sign, is at least `key`."""
+
+    def emit(context, builder, signature, arguments):
+        array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])
+        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), _WORDS.as_pointer())
+        magnitudes = builder.and_(builder.load(place, align=4), ir.Constant(_WORDS, [0x7FFFFFFF] * LANES))
+        nothing = ir.Constant(_WORDS, ir.Undefined)
+        one = builder.insert_element(nothing, arguments[2], ir.Constant(_WORD, 0))
+        keys = builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * LANES))
+        # Signed, which processors have; no magnitude and no key uses the sign bit.
+        return builder.bitcast(builder.icmp_signed(">=", magnitudes, keys), ir.IntType(LANES))
+
+    return types.uint64(bits, types.intp, types.uint32), emit
+
+
+@intrinsic
+def lowest_bit(_context, word):
+    """The position of the lowest bit that is set, in a word that is not zero."""
+
+    def emit(_context, builder, _signature, arguments):
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), emit
+
+
+@intrinsic
+def word_at(_context, data, first):
+    """The eight bytes from `data[first]` on as one word, the first one lowest. They must be there."""
+
+    def emit(context, builder, signature, arguments):
+        array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])
+        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
+        word = builder.load(place, align=1)
+        return word if sys.byteorder == "little" else builder.bswap(word)
+
+    return types.uint64(data, types.intp), emit
+
+
+@intrinsic
+def zero_lanes(_context, values, first):
+    """Zero the sixty-four floats from `values[first]` on, whose address is a multiple of 32, without reading them."""
+
+    def emit(context, builder, signature, arguments):
+        array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])
+        piece = ir.VectorType(ir.FloatType(), 8)
+        for offset in range(0, LANES, 8):
+            place = builder.add(arguments[1], ir.Constant(arguments[1].type, offset))
+            pointer = builder.bitcast(builder.gep(array.data, [place]), piece.as_pointer())
+            store = builder.store(ir.Constant(piece, None), pointer, align=32)
+            store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_WORD, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(values, types.intp), emit

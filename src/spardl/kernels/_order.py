@@ -1,0 +1,170 @@
+"""Loops between tensors (natural order) and the accumulator (block order), compiled.
+
+Chunk c of the natural order lies in block c % count, at slot c // count. See blocks.py.
+"""
+
+import numpy as np
+
+from spardl.kernels._lanes import LANES, at_least, lowest_bit, zero_lanes
+from spardl.kernels._numba import INFINITE, MAGNITUDE, compiled, inlined
+
+# Elements that are added before the list looks at them, while they are still in the nearest cache.
+TILE = 1024
+
+
+@inlined
+def _run(position, stop, starts, count, chunk):
+    """Where the run at natural `position` lies in block order, and how long it is."""
+    piece = position // chunk
+    offset = position - piece * chunk
+    place = starts[piece % count] + (piece // count) * chunk + offset
+    return place, min(chunk - offset, stop - position)
+
+
+@inlined
+def _note(acc, bits, first, stop, start, low, begin, end, fill, places, amounts):
+    """Append the entries of [first, stop) whose key is at least `low` to the list; places count from `start`.
+
+    Returns how many there are in all, also those that find no room, and whether all of them are finite.
+    """
+    largest = np.uint32(0)
+    whole = first + (stop - first) // LANES * LANES
+    for tile in range(first, whole, LANES):
+        found = at_least(bits, tile, low)
+        while found:
+            place = tile + lowest_bit(found)
+            found &= found - np.uint64(1)
+            largest = max(largest, bits[place] & MAGNITUDE)
+            if begin + fill < end:
+                places[begin + fill] = place - start
+                amounts[begin + fill] = acc[place]
+            fill += 1
+    for place in range(whole, stop):
+        key = bits[place] & MAGNITUDE
+        if key >= low:
+            largest = max(largest, key)
+            if begin + fill < end:
+                places[begin + fill] = place - start
+                amounts[begin + fill] = acc[place]
+            fill += 1
+    return fill, largest < INFINITE
+
+
+@compiled(
+    "boolean(float32[::1], uint32[::1], int64[::1], int64, int64, float32[::1], float32,"
+    " uint32[::1], int64[::1], int64[::1], int32[::1], float32[::1])"
+)
+def accumulate(acc, bits, starts, chunk, offset, gradient, scale, lows, edges, fills, places, amounts):
+    """acc += scale * gradient; gradient becomes what acc was before. Keeps the shortlist; says if all are finite."""
+    count = starts.size - 1
+    finite = True
+    i = 0
+    while i < gradient.size:
+        place, length = _run(offset + i, offset + gradient.size, starts, count, chunk)
+        length = min(length, TILE)
+        old, new = acc[place : place + length], gradient[i : i + length]
+        for j in range(length):
+            before = old[j]
+            old[j] = before + new[j] * scale
+            new[j] = before
+        block = (offset + i) // chunk % count
+        fills[block], fine = _note(
+            acc, bits, place, place + length, starts[block],
+            lows[block], edges[block], edges[block + 1], fills[block], places, amounts,
+        )  # fmt: skip
+        finite &= fine
+        i += length
+    return finite
+
+
+@compiled(
+    "boolean(float32[::1], uint32[::1], float32[::1], float32[::1], int64[::1], int64, int64, float32[::1],"
+    " float32[::1], float32, float32, float32, float32, boolean,"
+    " uint32[::1], int64[::1], int64[::1], int32[::1], float32[::1])"
+)
+def accumulate_momentum(
+    acc, bits, velocity, updated, starts, chunk, offset, gradient, weights, scale, momentum, decay, damping, nesterov,
+    lows, edges, fills, places, amounts,
+):  # fmt: skip
+    """Momentum SGD's direction instead of the plain gradient; `updated` receives the new velocity."""
+    count = starts.size - 1
+    finite = True
+    i = 0
+    while i < gradient.size:
+        place, length = _run(offset + i, offset + gradient.size, starts, count, chunk)
+        length = min(length, TILE)
+        old, new, weight = acc[place : place + length], gradient[i : i + length], weights[i : i + length]
+        slow, fast = velocity[place : place + length], updated[place : place + length]
+        for j in range(length):
+            fresh = new[j] * scale + decay * weight[j]
+            speed = momentum * slow[j] + damping * fresh
+            before = old[j]
+            old[j] = before + (fresh + momentum * speed if nesterov else speed)
+            fast[j] = speed
+            new[j] = before
+        block = (offset + i) // chunk % count
+        fills[block], fine = _note(
+            acc, bits, place, place + length, starts[block],
+            lows[block], edges[block], edges[block + 1], fills[block], places, amounts,
+        )  # fmt: skip
+        finite &= fine
+        i += length
+    return finite
+
+
+@compiled("void(float32[::1], int64[::1], int64, int64, float32[::1])")
+def read(acc, starts, chunk, offset, out):
+    count = starts.size - 1
+    i = 0
+    while i < out.size:
+        place, length = _run(offset + i, offset + out.size, starts, count, chunk)
+        out[i : i + length] = acc[place : place + length]
+        i += length
+
+
+@compiled("void(float32[::1], int64[::1], int64, int64, float32[::1])")
+def write(acc, starts, chunk, offset, source):
+    count = starts.size - 1
+    i = 0
+    while i < source.size:
+        place, length = _run(offset + i, offset + source.size, starts, count, chunk)
+        acc[place : place + length] = source[i : i + length]
+        i += length
+
+
+@compiled("void(int64[::1], int64, int64[::1], int32[::1], float32[::1], int64[::1], float32[::1])")
+def to_natural_order(starts, chunk, counts, indices, values, positions, ordered):
+    """Entries of all blocks, sorted by natural position: one walk over the chunks, a cursor in each block."""
+    count = starts.size - 1
+    cursors = np.zeros(count, np.int64)
+    for block in range(1, count):
+        cursors[block] = cursors[block - 1] + counts[block - 1]
+    stops = cursors + counts
+    length = starts[count]
+    done = 0
+    piece = 0
+    while done < indices.size and piece * chunk < length:
+        block = piece % count
+        slot = piece // count
+        cursor = cursors[block]
+        limit = (slot + 1) * chunk
+        while cursor < stops[block] and indices[cursor] < limit:
+            positions[done] = piece * chunk + indices[cursor] - slot * chunk
+            ordered[done] = values[cursor]
+            done += 1
+            cursor += 1
+        cursors[block] = cursor
+        piece += 1
+
+
+@compiled("void(float32[::1], int64[::1], float32[::1])")
+def put_only(out, positions, values):
+    """Make `out` zero everywhere but at these positions, without reading it."""
+    head = min(out.size, (-out.ctypes.data // 4) % 8)
+    whole = head + (out.size - head) // LANES * LANES
+    out[:head] = 0.0
+    for first in range(head, whole, LANES):
+        zero_lanes(out, first)
+    out[whole:] = 0.0
+    for i in range(positions.size):
+        out[positions[i]] = values[i]

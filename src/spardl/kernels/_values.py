@@ -1,0 +1,29 @@
+"""Values as they travel, compiled."""
+
+import numpy as np
+
+from spardl.kernels._numba import INFINITE, MAGNITUDE, compiled, inlined
+
+LARGEST = np.uint32(0x7F7F0000)  # the largest finite bf16, as a float32
+
+
+@inlined
+def nearest_bf16(bits):
+    """The float32 that is the nearest bf16, ties to even, the largest finite one instead of infinity; as bits."""
+    key = bits & MAGNITUDE
+    near = key + np.uint32(0x7FFF) + ((key >> np.uint32(16)) & np.uint32(1))
+    near &= np.uint32(0xFFFF0000)
+    if near >= INFINITE > key:
+        near = LARGEST
+    return near | (bits & np.uint32(0x80000000))
+
+
+@compiled("void(float32[::1], uint32[::1], uint16[::1], float32[::1], uint32[::1])")
+def round_bf16(values, bits, codes, errors, rounded):
+    """The nearest bf16 of each value, and what rounding cost. `rounded` is the memory of `errors` as integers."""
+    for i in range(values.size):
+        near = nearest_bf16(bits[i])
+        codes[i] = np.uint16(near >> np.uint32(16))
+        rounded[i] = near
+    for i in range(values.size):
+        errors[i] = values[i] - errors[i]
