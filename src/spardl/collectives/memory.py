@@ -8,6 +8,7 @@ end of any all-reduce every rank knows, and every rank rolls its step back.
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from spardl import kernels
@@ -41,7 +42,8 @@ class Memory:
         if not self._kernels.all_finite(taken.values):
             self.acc.poisoned = True
             return self._nothing(ids)
-        return self.codec.code(taken)
+        codes = taken.values.to(torch.bfloat16)  # which they are already, so nothing is rounded here
+        return CodedBlocks(ids, taken.counts, taken.indices, codes, codes[:0].float())
 
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
         return self.acc.take_largest_of_all(budget)

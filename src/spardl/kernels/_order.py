@@ -9,7 +9,7 @@ from spardl.kernels._lanes import LANES, at_least, lowest_bit, zero_lanes
 from spardl.kernels._numba import INFINITE, MAGNITUDE, compiled, inlined
 
 # Elements that are added before the list looks at them, while they are still in the nearest cache.
-TILE = 1024
+TILE = 256
 
 
 @inlined

@@ -22,39 +22,36 @@ def _add_noting(acc, first, indices, values, totals):
 
 @inlined
 def _insert(indices, totals, low, places, amounts, new_places, new_amounts):
-    """Merge the entries that are listed, or reach `low`, into a copy of the list.
+    """Merge the entries that are listed, or reach `low`, into a copy of the list. Both ascend.
 
-    Returns its length, or -1 where it cannot be kept: no room, or indices that do not ascend.
+    The copy has room for all of both and one more: entries that do not count are overwritten by the next one, which is
+    faster than a branch.
     """
-    old = new = 0
-    room = new_places.size
-    previous = np.int32(-1)
-    for i in range(indices.size):
-        index = indices[i]
-        if index <= previous:
-            return -1
-        previous = index
-        while old < places.size and places[old] < index:
-            if new == room:
-                return -1
-            new_places[new] = places[old]
-            new_amounts[new] = amounts[old]
-            old += 1
-            new += 1
-        is_listed = old < places.size and places[old] == index
-        old += is_listed
-        if is_listed or not abs(totals[i]) < low:
-            if new == room:
-                return -1
-            new_places[new] = index
-            new_amounts[new] = totals[i]
-            new += 1
+    old = i = new = 0
+    while old < places.size and i < indices.size:
+        listed, given = places[old] <= indices[i], places[old] >= indices[i]
+        new_places[new] = min(places[old], indices[i])
+        new_amounts[new] = totals[i] if given else amounts[old]
+        new += listed or not abs(totals[i]) < low
+        old += listed
+        i += given
+    while i < indices.size:
+        new_places[new] = indices[i]
+        new_amounts[new] = totals[i]
+        new += not abs(totals[i]) < low
+        i += 1
     rest = places.size - old
-    if new + rest > room:
-        return -1
     new_places[new : new + rest] = places[old:]
     new_amounts[new : new + rest] = amounts[old:]
     return new + rest
+
+
+@inlined
+def _ascends(indices):
+    fine = True
+    for i in range(1, indices.size):
+        fine &= indices[i - 1] < indices[i]
+    return fine
 
 
 @compiled(
@@ -74,12 +71,14 @@ def scatter_add(acc, ids, firsts, counts, indices, values, lows, edges, fills, p
             continue
         totals = np.empty(counts[b], np.float32)
         _add_noting(acc, firsts[b], mine, given, totals)
-        longest = min(room, fill + counts[b])
-        new_places, new_amounts = np.empty(longest, np.int32), np.empty(longest, np.float32)
+        if not _ascends(mine):
+            fills[ids[b]] = room + 1
+            continue
+        new_places, new_amounts = np.empty(fill + counts[b] + 1, np.int32), np.empty(fill + counts[b] + 1, np.float32)
         listed = slice(begin, begin + fill)
         length = _insert(mine, totals, lows[ids[b]], places[listed], amounts[listed], new_places, new_amounts)
-        fills[ids[b]] = length if length >= 0 else room + 1
-        for i in range(length):
+        fills[ids[b]] = length
+        for i in range(min(length, room)):
             places[begin + i] = new_places[i]
             amounts[begin + i] = new_amounts[i]
 
@@ -96,22 +95,25 @@ def clear(memory, firsts, counts, indices):
 
 @compiled("int64(int32[::1], float32[::1], int32[::1], float32[::1], int32[::1], float32[::1])")
 def merge(left, left_values, right, right_values, indices, values):
-    """Sum of two sorted sparse vectors; entries that cancel to zero vanish."""
+    """Sum of two sorted sparse vectors; entries that cancel to zero vanish. The outputs need room for one more."""
     i = j = done = 0
-    while i < left.size or j < right.size:
-        if j == right.size or (i < left.size and left[i] < right[j]):
-            indices[done] = left[i]
-            values[done] = left_values[i]
-            i += 1
-        elif i == left.size or right[j] < left[i]:
-            indices[done] = right[j]
-            values[done] = right_values[j]
-            j += 1
-        else:
-            indices[done] = left[i]
-            values[done] = left_values[i] + right_values[j]
-            i += 1
-            j += 1
-        if values[done] != 0.0:
-            done += 1
+    while i < left.size and j < right.size:
+        from_left, from_right = left[i] <= right[j], left[i] >= right[j]
+        indices[done] = min(left[i], right[j])
+        value = left_values[i] if from_left else np.float32(0.0)
+        value = value + right_values[j] if from_right else value
+        values[done] = value
+        done += value != 0.0
+        i += from_left
+        j += from_right
+    while i < left.size:
+        indices[done] = left[i]
+        values[done] = left_values[i]
+        done += left_values[i] != 0.0
+        i += 1
+    while j < right.size:
+        indices[done] = right[j]
+        values[done] = right_values[j]
+        done += right_values[j] != 0.0
+        j += 1
     return done

@@ -232,7 +232,7 @@ def clear(memory: Tensor, firsts: Ints, counts: Ints, indices: Tensor) -> None:
 
 def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of two sparse vectors with ascending indices; entries that cancel to zero vanish."""
-    room = left.numel() + right.numel()
+    room = left.numel() + right.numel() + 1
     indices = torch.empty(room, dtype=torch.int32)
     values = torch.empty(room, dtype=torch.float32)
     total = _sparse.merge(
