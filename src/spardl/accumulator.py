@@ -63,6 +63,7 @@ class Accumulator:
     ) -> None:
         self.layout = layout
         self.starts = layout.starts
+        self.lengths = layout.lengths
         self.device = torch.device(device)
         self.values = _zeros(layout.length, self.device)
         self.velocity = _zeros(layout.length, self.device) if momentum else None
@@ -297,6 +298,7 @@ class Accumulator:
         """Draw other block boundaries, for methods whose blocks are stretches of natural order and move."""
         assert self.layout.count == 1 and starts[0] == 0 and starts[-1] == self.layout.length
         self.starts = starts
+        self.lengths = np.diff(starts)
 
     def in_present_blocks(self, entries: SparseBlocks, starts: Ints) -> SparseBlocks:
         """Entries that were addressed by blocks at other `starts`."""

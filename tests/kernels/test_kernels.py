@@ -381,6 +381,13 @@ def coded_blocks(draw, widest=20):
     return ints(widths), ints(counts), indices, ints(lengths)
 
 
+def written(kernels, room, widths, counts, indices):
+    """Into memory that is not zero."""
+    data = torch.full((room,), 0xA5, dtype=torch.uint8)
+    assert kernels.write_gaps(data, widths, counts, tensor(indices, np.int32)) == room
+    return data
+
+
 @both
 @given(blocks=coded_blocks())
 @examples
@@ -388,7 +395,7 @@ def test_gaps_come_back_from_their_bits(kernels, blocks):
     """Several blocks, empty ones too, any split; the bytes are those of the obvious coder, and nothing is left over."""
     widths, counts, indices, lengths = blocks
     expected = write_bits(widths.tolist(), counts.tolist(), indices)
-    data = kernels.write_gaps(len(expected), widths, counts, tensor(indices, np.int32))
+    data = written(kernels, len(expected), widths, counts, indices)
     assert_same_bits(data, expected)
     assert_same_bits(kernels.read_gaps(data, widths, counts, lengths), np.int32(indices))
     for block in counts.nonzero()[0]:
@@ -402,7 +409,7 @@ def test_the_widest_splits_and_the_last_index_of_the_longest_block_survive(kerne
     indices = [0, 5] if width < 24 else [0, 5, 2**24 + 3, 2**31 - 2]
     widths, counts, lengths = ints([width]), ints([len(indices)]), ints([indices[-1] + 1])
     expected = write_bits([width], [len(indices)], indices)
-    data = kernels.write_gaps(len(expected), widths, counts, tensor(indices, np.int32))
+    data = written(kernels, len(expected), widths, counts, indices)
     assert_same_bits(data, expected)
     assert_same_bits(kernels.read_gaps(data, widths, counts, lengths), np.int32(indices))
 

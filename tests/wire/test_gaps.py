@@ -22,7 +22,8 @@ def coded_bytes(length, indices):
     counts = ints(len(indices))
     room = (int(gaps.worst_bits(counts, ints(length))[0]) + 7) // 8
     chosen = torch.from_numpy(np.array(indices, dtype=np.int32))
-    return loops.write_gaps(room, gaps.low_bits(counts, ints(length)), counts, chosen).numel()
+    out = torch.empty(room, dtype=torch.uint8)
+    return loops.write_gaps(out, gaps.low_bits(counts, ints(length)), counts, chosen)
 
 
 def entropy(length, count):

@@ -21,33 +21,41 @@ def plan_gaps(counts, lengths, widths, worst):
 
 
 @inlined
-def _write_block(out, cursor, low_bits, indices):
-    """Append the gaps between ascending indices to the bit stream at bit `cursor`; return the new cursor."""
+def _flush(out, byte, pending, held):
+    """Write all whole bytes of the `held` pending bits; return where to go on, and the bits that are left."""
+    while held >= 8:
+        out[byte] = np.uint8(pending & np.uint64(255))
+        pending >>= np.uint64(8)
+        byte += 1
+        held -= 8
+    return byte, pending, held
+
+
+@inlined
+def _write_block(out, byte, pending, held, low_bits, indices):
+    """Append the gaps between ascending indices to the bit stream; `held` bits, lowest first, are not yet written."""
     mask = np.uint64((1 << low_bits) - 1)
-    held = cursor & 7
-    byte = cursor >> 3
-    pending = np.uint64(out[byte]) if held else np.uint64(0)  # bits not yet written, lowest first
     previous = -1
     for i in range(indices.size):
-        gap = np.uint64(indices[i] - previous - 1)
+        pending |= (np.uint64(indices[i] - previous - 1) & mask) << np.uint64(held)
         previous = indices[i]
-        pending |= (gap & mask) << np.uint64(held)
         held += low_bits
-        while held >= 8:
-            out[byte] = np.uint8(pending & np.uint64(255))
-            pending >>= np.uint64(8)
-            byte += 1
-            held -= 8
-    if held:
-        out[byte] = np.uint8(pending)
-    cursor = (byte << 3) + held
+        if held >= 32:
+            byte, pending, held = _flush(out, byte, pending, held)
+    byte, pending, held = _flush(out, byte, pending, held)
     previous = -1
     for i in range(indices.size):
-        cursor += (indices[i] - previous - 1) >> low_bits
+        zeros = (indices[i] - previous - 1) >> low_bits
         previous = indices[i]
-        out[cursor >> 3] |= np.uint8(1 << (cursor & 7))
-        cursor += 1
-    return cursor
+        while zeros >= 32:
+            byte, pending, held = _flush(out, byte, pending, held + 32)
+            zeros -= 32
+        held += zeros
+        pending |= np.uint64(1) << np.uint64(held)
+        held += 1
+        if held >= 32:
+            byte, pending, held = _flush(out, byte, pending, held)
+    return _flush(out, byte, pending, held)
 
 
 @inlined
@@ -95,13 +103,17 @@ def _read_block(data, cursor, low_bits, length, indices):
 
 @compiled("int64(uint8[::1], int64[::1], int64[::1], int32[::1])")
 def write_gaps(out, low_bits, counts, indices):
-    """Write every block's gaps into the zeroed `out`, one bit stream; return its length in bits."""
-    cursor = np.int64(0)
-    done = 0
+    """Write every block's gaps into `out`, one bit stream; return its length in bytes."""
+    byte = held = done = np.int64(0)
+    pending = np.uint64(0)
     for b in range(counts.size):
-        cursor = _write_block(out, cursor, low_bits[b], indices[done : done + counts[b]])
+        block = indices[done : done + counts[b]]
+        byte, pending, held = _write_block(out, byte, pending, held, low_bits[b], block)
         done += counts[b]
-    return cursor
+    if held:
+        out[byte] = np.uint8(pending)
+        byte += 1
+    return byte
 
 
 @compiled("int64(uint8[::1], int64[::1], int64[::1], int64[::1], int32[::1])")

@@ -249,6 +249,11 @@ def round_bf16(values: Tensor) -> tuple[Tensor, Tensor]:
     return codes, errors
 
 
+def bits_are_set(codes: Tensor, mask: int) -> bool:
+    """Whether any of these codes of 16 bits has all bits of `mask`."""
+    return bool(_values.bits_are_set(codes.view(torch.uint16).numpy(), np.uint16(mask)))
+
+
 def plan_gaps(counts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """How many low bits each block's gaps keep apart, and the most bits that its indices can then take."""
     widths, worst = np.empty_like(counts), np.empty_like(counts)
@@ -256,11 +261,9 @@ def plan_gaps(counts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     return widths, worst
 
 
-def write_gaps(room: int, low_bits: Ints, counts: Ints, indices: Tensor) -> Tensor:
-    """The bytes (at most `room`) of the Rice-coded gaps between ascending indices, block after block."""
-    out = torch.zeros(room, dtype=torch.uint8)
-    bits = _gaps.write_gaps(out.numpy(), low_bits, counts, indices.numpy())
-    return out[: (bits + 7) // 8]
+def write_gaps(out: Tensor, low_bits: Ints, counts: Ints, indices: Tensor) -> int:
+    """Write the Rice-coded gaps between ascending indices, block after block, into `out`; how many bytes that took."""
+    return int(_gaps.write_gaps(out.numpy(), low_bits, counts, indices.numpy()))
 
 
 def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> Tensor | None:

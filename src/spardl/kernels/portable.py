@@ -187,7 +187,11 @@ def round_bf16(values: Tensor) -> tuple[Tensor, Tensor]:
     return codes, values - codes.float()
 
 
-def write_gaps(room: int, low_bits: Ints, counts: Ints, indices: Tensor) -> Tensor:
+def bits_are_set(codes: Tensor, mask: int) -> bool:
+    return bool((codes.view(torch.int16) & mask == mask).any())
+
+
+def write_gaps(out: Tensor, low_bits: Ints, counts: Ints, indices: Tensor) -> int:
     device = indices.device
     streams = []
     for ids, width in zip(torch.split(indices, counts.tolist()), low_bits.tolist(), strict=True):
@@ -200,7 +204,9 @@ def write_gaps(room: int, low_bits: Ints, counts: Ints, indices: Tensor) -> Tens
         streams += [lows.flatten().int(), unary]
     bits = torch.cat(streams) if streams else indices.new_empty(0)
     padded = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).view(-1, 8)
-    return (padded << torch.arange(8, device=device)).sum(1).to(torch.uint8)
+    written = padded.shape[0]
+    out[:written] = (padded << torch.arange(8, device=device)).sum(1)
+    return written
 
 
 def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> Tensor | None:

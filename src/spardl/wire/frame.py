@@ -98,18 +98,25 @@ class Codec:
 
     def pack(self, coded: CodedBlocks, lengths: Ints, budgets: Ints, *, poisoned: bool = False) -> Tensor:
         """The frame, a uint8 tensor of at most `capacity` bytes."""
-        device = coded.indices.device
-        parts = [_bytes(coded.scales), _bytes(coded.codes)]
-        if self.indices == "raw":
-            parts.append(_bytes(coded.indices))
-        elif coded.indices.numel():
-            room = self._index_room(coded.counts, lengths)
-            widths = gaps.low_bits(coded.counts, lengths)
-            parts.append(kernels.for_device(device).write_gaps(room, widths, coded.counts, coded.indices))
         counts = coded.counts.astype(_count_type(budgets)).tobytes()
-        length = HEADER + len(counts) + sum(part.numel() for part in parts)
-        head = _HEADER.pack(VERSION, self._flags | (_POISONED if poisoned else 0), len(coded.ids), length) + counts
-        return torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8).to(device), *parts])
+        values = [_bytes(coded.scales), _bytes(coded.codes)]
+        at = HEADER + len(counts)
+        room = at + sum(part.numel() for part in values) + self._index_room(coded.counts, lengths)
+        frame = torch.empty(room, dtype=torch.uint8, device=coded.indices.device)
+        for part in values:
+            frame[at : at + part.numel()] = part
+            at += part.numel()
+        at += self._write_indices(frame[at:], coded, lengths)
+        head = _HEADER.pack(VERSION, self._flags | (_POISONED if poisoned else 0), len(coded.ids), at) + counts
+        frame[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        return frame[:at]
+
+    def _write_indices(self, out: Tensor, coded: CodedBlocks, lengths: Ints) -> int:
+        if self.indices == "raw":
+            out[:] = _bytes(coded.indices)
+            return out.numel()
+        widths = gaps.low_bits(coded.counts, lengths)
+        return int(kernels.for_device(out.device).write_gaps(out, widths, coded.counts, coded.indices))
 
     def unpack(self, frame: Tensor, ids: Ints, lengths: Ints, budgets: Ints, peer: int) -> CodedBlocks | None:
         """What `pack` was given, or None for a poisoned frame; `ProtocolError` if this is not a frame for these blocks.

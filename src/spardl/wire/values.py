@@ -54,8 +54,7 @@ def round_off(values: Tensor, counts: Ints, form: Values) -> tuple[Tensor, Tenso
 def all_finite(codes: Tensor, scales: Tensor) -> bool:
     """Whether every value that these decode to is finite."""
     if codes.dtype in _EXPONENTS:
-        exponent = _EXPONENTS[codes.dtype]
-        fine = bool(codes.view(torch.int16).bitwise_and(exponent).ne(exponent).all())
+        fine = not kernels.for_device(codes.device).bits_are_set(codes, _EXPONENTS[codes.dtype])
     else:
         fine = bool(torch.isfinite(codes).all())
     return fine and bool((scales.abs() <= LARGEST_SCALE).all())
