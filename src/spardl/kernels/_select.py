@@ -9,7 +9,7 @@ from spardl.kernels._values import nearest_bf16
 NEVER = np.uint64(1 << 32)
 BINS = 2048
 USED = np.int64(1 << 62)  # as the length of a list: longer than any room
-SPARE = 3  # halves of a budget that the next step's list should hold
+SPARE = 5  # quarters of a budget that the next step's list should hold
 STEP = np.uint32(1 << 20)  # down to the key of about nine tenths
 
 
@@ -148,7 +148,7 @@ def _cut_block(bits, budget, histogram, candidates):
         threshold, ties = cut(bits, budget, histogram)
         return threshold, ties, -1, INFINITE
     low, wanted, held = _refine(bits, np.uint64(0), budget, np.uint32(20), BINS, histogram)
-    next_low = _lower_key(histogram, SPARE * budget // 2)
+    next_low = _lower_key(histogram, SPARE * budget // 4)
     if low == 0 or budget - wanted + held > candidates.size:
         threshold, ties = _settle(bits, low, wanted, held, histogram)
         return threshold, ties, -1, next_low
@@ -168,8 +168,8 @@ def _cut_listed(bits, budget, low, histogram):
     """
     first, wanted, held = _refine(bits, np.uint64(0), budget, np.uint32(20), BINS, histogram)
     next_low = low - STEP if low > STEP else INFINITE
-    if SPARE * budget // 2 <= bits.size:
-        next_low = _lower_key(histogram, SPARE * budget // 2)
+    if SPARE * budget // 4 <= bits.size:
+        next_low = _lower_key(histogram, SPARE * budget // 4)
     threshold, ties = _settle(_inside(bits, first, held), first, wanted, held, histogram)
     return threshold, ties, next_low
 
