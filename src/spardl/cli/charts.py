@@ -1,6 +1,7 @@
 """Pictures of benchmarks, from their records: time against whatever varies, and where the time of a step goes."""
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ def stacked(records: Sequence[Record], title: str = "") -> "Figure":
         axes.set_title(title or _title(records, None), loc="left", fontsize="medium")
         left_out = [f"{label(record)} {as_seconds(record['median_s'])}" for record in ordered if record not in shown]
         if left_out:
-            axes.set_xlabel("not shown: " + ", ".join(left_out), fontsize="small")
+            axes.set_xlabel(textwrap.fill("not shown: " + ", ".join(left_out), 80), fontsize="small")
         handles, names = axes.get_legend_handles_labels()
         each = dict(zip(names, handles, strict=True))
         order = [name for name in (*(name for name, _ in PHASES.values()), *each) if name in each]
