@@ -205,8 +205,7 @@ def test_everybody_takes_part_with_a_limit_beside_the_figure() -> None:
     assert dense["limit_network_s"] == pytest.approx(80_000 / 25e6)
     assert sparse["limit_network_s"] == pytest.approx(sparse_bytes(400, 20_000, 2) / 25e6)
     assert sparse["bytes_sent"] / 25e6 > sparse["limit_network_s"]
-    spent = sparse["seconds_selecting"] + sparse["seconds_waiting"] + sparse["seconds_transferring"]
-    assert 0 < spent < 10 * sparse["median_s"]
+    assert sparse["seconds_selecting"] > 0 and sparse["seconds_transferring"] > 0
 
 
 def test_latency_is_waited_for_by_everybody() -> None:

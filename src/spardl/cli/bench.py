@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spardl.cli.options import (
@@ -153,11 +154,11 @@ def chosen_vectors(options: argparse.Namespace) -> list[Callable[[], Vector]]:
         names = [name.strip() for name in options.model.split(",") if name.strip()]
         for name in names:
             check_model(name)
-        return [lambda name=name: vector_of_model(name) for name in names]  # type: ignore[misc]
+        return [partial(vector_of_model, name) for name in names]
     sizes = (ELEMENTS,) if options.elements is None else options.elements
     for size in sizes:
         check_elements(size)
-    return [lambda size=size: vector_of_length(size) for size in sizes]  # type: ignore[misc]
+    return [partial(vector_of_length, size) for size in sizes]
 
 
 def _sizes(text: str) -> tuple[int, ...]:

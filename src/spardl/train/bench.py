@@ -119,13 +119,15 @@ class Bench:
     def __init__(self, match: Match) -> None:
         self._match = match
         first = match.configs[0]
-        transport: Transport = transport_named(first.transport, None, timeout=first.timeout, device="cpu")
-        check_agreement(match.facts(), transport.gather_texts, "this benchmark")  # type: ignore[attr-defined]
-        self._transport = DelayedTransport(transport, match.latency) if match.latency else transport
+        inner = transport_named(first.transport, None, timeout=first.timeout, device="cpu")
+        self._gather_texts = inner.gather_texts
+        self._transport: Transport = DelayedTransport(inner, match.latency) if match.latency else inner
 
     def measure(self, vector: Vector, listener: Listener | None = None) -> list[BenchReport]:
         """Time everybody on this vector; every rank gets the same reports. `listener` hears of each turn."""
         match = self._match
+        facts = {**match.facts(), "model": vector.model, "elements": vector.elements}
+        check_agreement(facts, self._gather_texts, "this benchmark")
         contestants = self._contestants(vector)
         gradients, passes = Gradients(vector.elements, match.seed), MemoryPasses(vector.elements)
         times = torch.zeros(len(contestants), match.repetitions, dtype=torch.float64)
