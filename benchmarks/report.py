@@ -9,6 +9,7 @@ whose benchmark has not run says so.
 import argparse
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ def main() -> None:
     results = load(options.results)
     pictures = options.page.parent / "pictures"
     pictures.mkdir(parents=True, exist_ok=True)
-    options.page.write_text(Page(results, pictures).filled(TEMPLATE.read_text()))
+    options.page.write_text(Page(results, options.results, pictures).filled(TEMPLATE.read_text()))
     print(f"{options.page} is made of {len(results.runs)} benchmarks.")
 
 
@@ -64,8 +65,9 @@ def read(path: Path) -> list[Record]:
 class Page:
     """Each method named `slot_...` fills slots of that name."""
 
-    def __init__(self, results: Results, pictures: Path) -> None:
+    def __init__(self, results: Results, folder: Path, pictures: Path) -> None:
         self._results = results
+        self._folder = folder
         self._pictures = pictures
 
     def filled(self, template: str) -> str:
@@ -226,10 +228,17 @@ class Page:
         save(against(shown, axis), str(self._pictures / target))
         return f"![Time against {axis.name}](pictures/{target})"
 
+    def slot_steps(self, name: str) -> str:
+        target = f"{name}.png"
+        endtoend.draw(self._records(name), str(self._pictures / target))
+        return f"![Training steps per second](pictures/{target})"
+
     def slot_drawn(self, name: str) -> str:
         """A picture that the benchmark itself has drawn."""
-        run = name.rpartition(".")[0]
-        return f"![{run}](pictures/{name})"
+        self._records(name)
+        target = f"{name}.png"
+        shutil.copyfile(self._folder / target, self._pictures / target)
+        return f"![{self._results.runs[name]['title']}](pictures/{target})"
 
 
 def bench_table(records: Sequence[Record]) -> str:

@@ -26,8 +26,8 @@ from spardl.config import METHODS
 from spardl.train.match import sends_everything
 
 RESULTS = Path("benchmarks/results")
-PICTURES = Path("docs/pictures")
 LONGEST_S = 600.0
+PICTURE = "{picture}"  # stands for a file beside the records
 
 # What people would choose from. In the three main settings everybody takes part; where the line is slow, of those that
 # send everything only torch's own.
@@ -52,8 +52,9 @@ class Job:
     def command(self, results: Path) -> list[str]:
         """As a person would type it."""
         lab = ["python", "-m", "benchmarks.netlab", "--hosts", str(self.hosts), "--rate", self.rate, "--"]
-        known = ("--rate", self.rate) if self.rate and "benchmarks.overlap" not in self.program else ()
-        return [*(lab if self.hosts else []), *self.program, *known, "--json", str(results / f"{self.name}.json")]
+        known = ["--rate", self.rate] if self.rate and "benchmarks.overlap" not in self.program else []
+        words = [str(results / f"{self.name}.png") if word == PICTURE else word for word in self.program]
+        return [*(lab if self.hosts else []), *words, *known, "--json", str(results / f"{self.name}.json")]
 
 
 def bench(*options: str) -> tuple[str, ...]:
@@ -147,7 +148,7 @@ JOBS = (
     Job(
         "train-vgg16",
         "training steps of VGG-16",
-        program("endtoend", *VGG16, "--batch-size", "4", "--picture", f"{PICTURES}/train-vgg16.png"),
+        program("endtoend", *VGG16, "--batch-size", "4"),
         4,
         "200mbit",
         145,
@@ -155,9 +156,7 @@ JOBS = (
     Job(
         "train-lstm",
         "training steps of an LSTM",
-        program(
-            "endtoend", "--model", "lstm-small", "--batch-size", "1", "--picture", f"{PICTURES}/train-lstm-small.png"
-        ),
+        program("endtoend", "--model", "lstm-small", "--batch-size", "1"),
         4,
         "200mbit",
         105,
@@ -165,7 +164,7 @@ JOBS = (
     Job(
         "overlap",
         "groups that overlap with backward",
-        program("overlap", *VGG16, "--batch-size", "4", "--rounds", "6", "--picture", f"{PICTURES}/overlap-vgg16.png"),
+        program("overlap", *VGG16, "--batch-size", "4", "--rounds", "6", "--picture", PICTURE),
         4,
         "200mbit",
         100,
@@ -208,7 +207,6 @@ def main() -> None:
     check(jobs)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("suite: stopped."))  # through `finally`
     options.results.mkdir(parents=True, exist_ok=True)
-    PICTURES.mkdir(parents=True, exist_ok=True)
     sys.exit(run_all(jobs, options.results))
 
 

@@ -107,7 +107,7 @@ def test_targets_are_met_or_missed_by_the_figures() -> None:
 
 def test_a_miss_stands_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(targets.REASONS, "sync-4-200mbit/dense", "the moon was full")
-    page = report.Page(results(sync_4_200mbit=sync_records(spardl=0.25)), Path("."))
+    page = report.Page(results(sync_4_200mbit=sync_records(spardl=0.25)), Path("."), Path("."))
     row = next(line for line in page.slot_targets().splitlines() if "40x faster than torch" in line)
     assert "**missed**" in row and "the moon was full" in row
 
@@ -151,7 +151,7 @@ def test_whoever_beats_spardl_is_named() -> None:
 def test_the_page_is_made_without_measuring(tmp_path: Path) -> None:
     """Tables, pictures and commands of what has run; of the rest, how to run it."""
     found = results(sync_4_200mbit=sync_records(), densities=[*sync_records(), sync_record("spardl", 0.1, density=0.1)])
-    text = report.Page(found, tmp_path).filled((ROOT / report.TEMPLATE).read_text())
+    text = report.Page(found, tmp_path, tmp_path).filled((ROOT / report.TEMPLATE).read_text())
     assert "{{" not in text
     assert "| spardl | **50.0 ms** |" in text
     assert "| spardl, 10 % | 100 ms |" in text
