@@ -47,7 +47,7 @@ AXES = {
     axis.key: axis
     for axis in (
         Axis("elements", "elements of the gradient", lambda count: _power(count)),
-        Axis("rate", "rate of each host's line", lambda rate: as_rate(rate)),
+        Axis("rate", "rate of each host's line (bit/s)", lambda rate: as_rate(rate).removesuffix("bit/s")),
         Axis("workers", "workers", lambda workers: f"{workers:g}"),
         Axis("density", "density", lambda share: as_percent(share)),
         Axis("latency_s", "latency of a message", lambda seconds: as_seconds(seconds)),
