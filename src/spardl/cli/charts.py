@@ -50,7 +50,7 @@ AXES = {
         Axis("rate", "rate of each host's line (bit/s)", lambda rate: as_rate(rate).removesuffix("bit/s")),
         Axis("workers", "workers", lambda workers: f"{workers:g}"),
         Axis("density", "density", lambda share: as_percent(share)),
-        Axis("latency_s", "latency of a message", lambda seconds: as_seconds(seconds)),
+        Axis("latency_s", "latency of a message", lambda seconds: _short(seconds)),
     )
 }
 
