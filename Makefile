@@ -1,6 +1,8 @@
 # Two commands on a fresh machine with Python 3.11+, make and a C compiler:
 #   make demo    trains digits with 4 local workers, dense and sparse, and compares them
 #   make test    runs the tests (make test-all: also those that take long)
+# One more, as root, in half an hour on a quiet machine:
+#   make bench   measures everything in docs/performance.md and writes that page
 # torch from PyPI may bring the CUDA libraries; TORCH_INDEX=... names an index with CPU builds, which spares them.
 
 PYTHON ?= python3
@@ -12,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-all check format clean
+.PHONY: demo test test-all bench check format clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spardl needs Python 3.11 or newer; give one with PYTHON=...")'
@@ -30,6 +32,10 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(BIN)/pytest $(PYTEST_OPTIONS) $(TESTS)
+
+# The page is made of whatever has been measured; a benchmark that failed is named, and make fails.
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks.suite; measured=$$?; $(BIN)/python -m benchmarks.report && exit $$measured
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.ranks import meeting_point, run_ranks
 from spardl.cli.output import as_seconds, table
 from spardl.collectives.program import Round
 from spardl.transport.base import Transport
@@ -66,26 +67,16 @@ def start(workers: int, options: argparse.Namespace) -> Figures:
     """Run so many ranks of this program here."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(workers)}
-        environment = {**os.environ, **meeting, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "benchmarks.latency", "--result", str(result)]
         for name in ("bytes", "rounds", "turns"):
             command += [f"--{name}", str(getattr(options, name))]
         if MPIEXEC.exists():
+            environment = {**os.environ, **meeting_point(workers)}
             subprocess.run([str(MPIEXEC), "-n", str(workers), *command], env=environment, check=True)
         else:
-            ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(workers)]
-            codes = [rank.wait() for rank in ranks]
-            if any(codes):
-                sys.exit("latency: a rank has failed.")
+            run_ranks(command, workers)
         figures: Figures = json.loads(result.read_text())
         return figures
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def measure(options: argparse.Namespace) -> Figures:

@@ -4,26 +4,22 @@ Run it as one rank per host:
 
     python -m benchmarks.netlab --hosts 4 --rate 100mbit -- python -m benchmarks.overlap --model vgg16
 
-All ways train side by side in one run, a few steps of each in turn, so that noise hits all alike. Rank 0 prints the
-medians, the plan and, with --picture, draws its timeline.
+All ways train side by side in one run, a few steps of each in turn, so that noise hits all alike. The limit is a
+step in which nothing is sent. Rank 0 prints the medians, the plan and, with --picture, draws its timeline.
 """
 
 import argparse
 import json
 import statistics
-import time
 
-import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 import spardl
+from benchmarks.training import Training, take_turns
 from spardl.cli.output import table
 from spardl.integrations.ddp import MEASURED, WARM_UP
+from spardl.planning.merging import Merging
 from spardl.planning.timeline import COLUMNS
-from spardl.train.models import build_model
 
 WAYS = {
     "one group after backward": "single",
@@ -31,6 +27,7 @@ WAYS = {
     "published greedy": "omgs",
     "planned groups": "exact",
 }
+NOTHING = "nothing is sent"
 
 
 def main() -> None:
@@ -47,76 +44,54 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     dist.init_process_group("gloo")
-    runs = {title: Run(options, merge) for title, merge in WAYS.items()}
-    for run in runs.values():
-        for _ in range(1 + WARM_UP + MEASURED + 2):
-            run.step()
-    for _ in range(options.rounds):
-        for run in runs.values():
-            dist.barrier()
-            run.seconds += [run.step() for _ in range(options.steps)]
+    alone = Training(options.model, options.batch_size, lambda model, optimizer: None, synchronised=False)
+    runs = {NOTHING: alone, **{title: training(options, merge) for title, merge in WAYS.items()}}
+    take_turns(runs, warmup=1 + WARM_UP + MEASURED + 2, rounds=options.rounds, steps=options.steps)
     if dist.get_rank() == 0:
         report(options, runs)
     dist.barrier()
 
 
-class Run:
-    """One way to train the model, with its own copy of it."""
-
-    def __init__(self, options: argparse.Namespace, merge: str) -> None:
-        torch.manual_seed(0)
-        self.model = DistributedDataParallel(model_of(options.model))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        formats = {"values": options.values, "indices": options.indices}
-        self.sync = spardl.attach(
-            self.model, optimizer=self.optimizer, method=options.method, density=options.density, merge=merge, **formats
-        )
-        generator = torch.Generator().manual_seed(dist.get_rank())
-        shape = (512,) if options.model == "mlp" else (3, 32, 32)
-        self.inputs = torch.randn(options.batch_size, *shape, generator=generator)
-        self.labels = torch.randint(10, (options.batch_size,), generator=generator)
-        self.seconds: list[float] = []
-
-    def step(self) -> float:
-        started = time.perf_counter()
-        self.optimizer.zero_grad()
-        cross_entropy(self.model(self.inputs), self.labels).backward()
-        self.optimizer.step()
-        return time.perf_counter() - started
+def training(options: argparse.Namespace, merge: str) -> Training:
+    settings = {"method": options.method, "density": options.density, "merge": merge}
+    settings |= {"values": options.values, "indices": options.indices}
+    return Training(
+        options.model,
+        options.batch_size,
+        lambda model, optimizer: spardl.attach(model, optimizer=optimizer, **settings),
+    )
 
 
-def model_of(name: str) -> nn.Module:
-    if name == "mlp":
-        layers = [layer for _ in range(23) for layer in (nn.Linear(512, 512), nn.ReLU())]
-        return nn.Sequential(*layers, nn.Linear(512, 10))
-    return build_model(name, {"classes": 10, "channels": 3})
+def merging_of(run: Training) -> Merging:
+    assert isinstance(run.made, spardl.SyncHandle) and run.made.merging is not None
+    return run.made.merging
 
 
-def report(options: argparse.Namespace, runs: dict[str, Run]) -> None:
-    single = statistics.median(runs["one group after backward"].seconds)
+def report(options: argparse.Namespace, runs: dict[str, Training]) -> None:
+    single, limit = (statistics.median(runs[title].seconds) for title in ("one group after backward", NOTHING))
     rows, records = [], []
-    for title, run in runs.items():
+    for title in WAYS:
+        run = runs[title]
         median = statistics.median(run.seconds)
         low, _, high = statistics.quantiles(run.seconds, n=4)
-        merging = run.sync.merging
-        assert merging is not None
+        merging = merging_of(run)
         groups = len(merging.after.groups)
         predicted = merging.after.timeline.iteration
         rows.append(
             (title, f"{groups}", f"{median * 1e3:.1f} ms", f"{low * 1e3:.1f} to {high * 1e3:.1f} ms",
-             f"{single / median:.2f}x", f"{predicted * 1e3:.1f} ms")
+             f"{single / median:.2f}x", f"{predicted * 1e3:.1f} ms", f"{median / limit:.2f}")
         )  # fmt: skip
-        records.append({"way": title, "groups": groups, "median_s": median, "quartiles_s": [low, high]})
-    parameters = sum(each.numel() for each in runs["planned groups"].model.parameters())
-    tensors = len(list(runs["planned groups"].model.parameters()))
+        figures = {"median_s": median, "quartiles_s": [low, high], "predicted_s": predicted, "limit_s": limit}
+        records.append({"way": title, "groups": groups, **figures})
+    sizes = runs["planned groups"].sizes
     table(
-        f"{options.model}: {parameters:,} parameters in {tensors} tensors, {dist.get_world_size()} workers,"
+        f"{options.model}: {sum(sizes):,} parameters in {len(sizes)} tensors, {dist.get_world_size()} workers,"
         f" {options.method} at {options.density:g}",
-        ("synchronisation", "groups", "time per step", "quartiles", "against one group", "predicted"),
+        ("synchronisation", "groups", "time per step", "quartiles", "against one group", "predicted", "x of limit"),
         rows,
+        note=f"limit: {limit * 1e3:.1f} ms, the same step when nothing is sent",
     )
-    merging = runs["planned groups"].sync.merging
-    assert merging is not None
+    merging = merging_of(runs["planned groups"])
     plan = [tuple(f"{each:.2f}" if isinstance(each, float) else str(each) for each in row) for row in merging.table()]
     table("The plan", COLUMNS, plan)
     if options.picture:

@@ -90,7 +90,7 @@ def enter() -> NoReturn:
         env={**os.environ, INSIDE: "1"},
     )
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: process.terminate())
+        signal.signal(number, lambda *_: process.kill())  # unshare waits for its child whatever else it is told
     sys.exit(process.wait())
 
 

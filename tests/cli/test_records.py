@@ -19,6 +19,8 @@ BENCH_FIGURES = {
     "bytes_sent",
     "bits_per_entry",
     "speedup_vs_dense",
+    "limit_s",
+    "times_limit",
 }
 
 
