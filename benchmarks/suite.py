@@ -36,6 +36,7 @@ EVERYBODY = ("--methods", "all", "--peers", "all")
 SPARSE = ",".join(name for name in METHODS if name == "dense" or not sends_everything(name))
 ALL_SPARSE = ("--methods", SPARSE, "--peers", "all")
 VGG16 = ("--model", "vgg16")
+VGG19 = ("--model", "vgg19")
 
 
 @dataclass(frozen=True)
@@ -164,16 +165,17 @@ JOBS = (
     Job(
         "overlap",
         "groups that overlap with backward",
-        program("overlap", *VGG16, "--batch-size", "4", "--rounds", "6", "--picture", PICTURE),
+        program("overlap", *VGG19, "--batch-size", "2", "--density", "0.05", "--rounds", "8", "--picture", PICTURE),
         4,
-        "200mbit",
-        100,
+        "100mbit",
+        130,
     ),
 )
 
 # For a look at whether everything works: the same jobs on little.
 LITTLE = {
     "vgg16": "resnet20",
+    "vgg19": "resnet20",
     "1e4,1e5,1e6,1e7,3e7": "1e4,1e5",
     "resnet20,resnet50,bert-base": "resnet20",
     "bert-large": "resnet50",

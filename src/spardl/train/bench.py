@@ -131,6 +131,9 @@ class Bench:
         contestants = self._contestants(vector)
         gradients, passes = Gradients(vector.elements, match.seed), MemoryPasses(vector.elements)
         times = torch.zeros(len(contestants), match.repetitions, dtype=torch.float64)
+        for contestant in contestants:
+            for _ in range(contestant.settles):
+                contestant.reduce(gradients.next())
         for turn in range(-match.warmup, match.repetitions):
             if turn == 0:
                 for contestant in contestants:

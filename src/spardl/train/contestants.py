@@ -51,6 +51,7 @@ class Contestant(Protocol):
     values    format of values on the wire
     payload   bytes that one vector takes at least, in this form
     passes    over memory that it cannot do without
+    settles   steps after which it is as it will be in training, when residuals have built up
     """
 
     method: str
@@ -58,6 +59,7 @@ class Contestant(Protocol):
     values: str
     payload: float
     passes: Passes
+    settles: int
 
     def reduce(self, gradient: Tensor) -> None:
         """Average `gradient` over all ranks, in place."""
@@ -70,6 +72,8 @@ class Contestant(Protocol):
 
 class Ours:
     """A method of this package, with its residual from step to step."""
+
+    settles = 6
 
     def __init__(self, config: SyncConfig, vector: Vector, transport: Transport, steps: int) -> None:
         # A small vector is still synchronised by the method that was asked for.
@@ -120,6 +124,7 @@ class Torch:
     density = 1.0
     values = "fp32"
     passes = ONE_PASS
+    settles = 0
     collectives = 1  # all-reduces, one after the other
 
     def __init__(self, vector: Vector, latency: float) -> None:
