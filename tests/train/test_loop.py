@@ -19,6 +19,8 @@ from spardl.train.recipes import Recipe, recipe_named
 from spardl.train.report import Quiet, TrainReport
 from spardl.train.run import Run, with_warmup
 from spardl.train.schedule import LearningRate
+from spardl.train.source import Examples
+from spardl.train.subset import part_of
 
 WORKERS = 3
 QUICK = recipe_named("digits").changed(epochs=1, batch_size=16, lr=0.05, seed=5)
@@ -179,11 +181,21 @@ def test_mixed_precision_computes_in_sixteen_bits() -> None:
     assert abs(full.score - mixed.score) < 0.15
 
 
-def test_a_subset_is_the_beginning_of_the_data() -> None:
+def test_a_subset_is_trained_on() -> None:
     """So many examples make so many steps, and the report says so."""
     (report,) = trained(2, DENSE, QUICK.changed(subset=100))
     assert report.steps == 100 // 32
-    assert "first 100 examples" in report.note
+    assert "Trained on 100 of " in report.note
+
+
+def test_a_subset_is_evenly_spread() -> None:
+    """Many sets come class by class, so its first examples would be of one class."""
+    labels = torch.arange(60) // 20
+    part = part_of(Examples(labels), 12)
+    order = part.order(2, 3, seed=0, epoch=0).flatten()
+    (found,) = part.fetch(order, torch.Generator())
+    assert len(part) == 12
+    assert found.bincount().tolist() == [4, 4, 4]
 
 
 def test_loading_processes_change_nothing() -> None:

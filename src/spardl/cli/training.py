@@ -37,8 +37,8 @@ def _add_length_options(parser: argparse.ArgumentParser) -> None:
     add("--max-steps", type=number_of("steps"), metavar="N", help="stop after N steps; schedules do not move")
     add("--batch-size", type=number_of("examples"), metavar="N", help="examples per worker and micro-batch")
     add("--accumulate", type=number_of("micro-batches"), metavar="N", help="micro-batches per step, synchronised once")
-    add("--subset", type=number_of("examples"), metavar="N", help="train on the first N examples only")
-    add("--window", type=number_of("tokens"), metavar="N", help="tokens that a language model sees at once")
+    add("--subset", type=number_of("examples"), metavar="N", help="train on N examples only, evenly spread")
+    add("--window", type=number_of("tokens"), metavar="N", help="tokens that a model of text sees at once")
     every = "epochs from test to test; 0 tests the last one only, which is always tested"
     add("--eval-every", type=number_of("epochs", at_least=0), metavar="N", help=every)
     add("--eval-batch", type=number_of("examples"), metavar="N", help="examples per worker and batch of a test")

@@ -26,7 +26,7 @@ from spardl.train.recipes import Recipe
 from spardl.train.report import Costs, EpochReport, Outline, StepReport, TrainReport
 from spardl.train.schedule import LearningRate
 from spardl.train.source import Batch, batches
-from spardl.train.subset import first
+from spardl.train.subset import part_of
 
 State = dict[str, Any]
 
@@ -244,17 +244,17 @@ def _load(recipe: Recipe, data_dir: Path | None) -> DataSet:
     if window is not None:
         options["window"] = window
         if recipe.data in DATASETS and "window" not in _parameters(DATASETS[recipe.data]):
-            raise ConfigError(f"{recipe.data} is no text that is read in windows; leave --window out.")
+            raise ConfigError(f"{recipe.data} is no text; leave --window out.")
     data = load_data(recipe.data, data_dir, **options)
     if recipe.settings.subset is None:
         return data
     return DataSet(
         name=data.name,
-        train=first(data.train, recipe.settings.subset),
+        train=part_of(data.train, recipe.settings.subset),
         test=data.test,
         task=data.task,
         facts=data.facts,
-        note=f"{data.note} Trained on its first {recipe.settings.subset:,} examples.".strip(),
+        note=f"{data.note} Trained on {recipe.settings.subset:,} of {len(data.train):,} examples.".strip(),
     )
 
 
