@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.config import DensitySchedule, SyncConfig
 from spardl.errors import ConfigError
+from spardl.integrations.adam import LocalAdam
 from spardl.integrations.ddp import attach
 from spardl.train.data import DATASETS, load_data
 from spardl.train.dataset import DataSet
@@ -66,7 +67,7 @@ class Run:
         self.config = with_warmup(config, self.settings.epochs, self.steps_per_epoch)
         torch.manual_seed(self.settings.seed)
         self.model = _distributed(build_model(recipe.model, self.data.facts, self.data.name))
-        self.optimizer = build_optimizer(self.model, self.settings)
+        self.optimizer = build_optimizer(self.model, self.settings, sparse=is_sparse(config))
         # What is clipped must be the averaged gradient alone, so momentum then stays where it comes after that.
         self.sync = attach(
             self.model, optimizer=self.optimizer if self.settings.clip is None else False, config=self.config
@@ -186,10 +187,11 @@ class Run:
         return {"model": model, "optimizer": self.optimizer.state_dict()}
 
     def own_state(self) -> State:
-        """What is this rank's alone: residuals, velocities and controllers, BatchNorm's statistics, what a language
-        model carries from batch to batch, and the epoch so far."""
+        """What is this rank's alone: residuals, velocities and controllers, Adam's second moments, BatchNorm's
+        statistics, what a language model carries from batch to batch, and the epoch so far."""
         return {
             "sync": self.sync.state_dict(),
+            "optimizer": self.optimizer.state_dict() if isinstance(self.optimizer, LocalAdam) else None,
             "buffers": dict(self.module.named_buffers()),
             "carried": self.carried,
             "tally": asdict(self.tally),
@@ -201,7 +203,7 @@ class Run:
         self.step = self.resumed_at = step
         self.history = list(history)
         self.module.load_state_dict(common["model"])
-        self.optimizer.load_state_dict(common["optimizer"])
+        self.optimizer.load_state_dict(own["optimizer"] or common["optimizer"])
         self.sync.load_state_dict(own["sync"])
         for name, buffer in self.module.named_buffers():
             buffer.copy_(own["buffers"][name])
@@ -225,6 +227,11 @@ class Run:
                 f"an epoch has {count} micro-batches, too few to accumulate {accumulate}; accumulate at most {count}."
             )
         return count // accumulate
+
+
+def is_sparse(config: SyncConfig) -> bool:
+    """Whether anything is left out of what is sent."""
+    return not config.method.startswith("dense") and config.density != 1.0
 
 
 def with_warmup(config: SyncConfig, epochs: int, steps_per_epoch: int) -> SyncConfig:
