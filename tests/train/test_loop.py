@@ -17,7 +17,7 @@ from spardl.train.loop import train, train_step
 from spardl.train.models.cnn import digits_cnn
 from spardl.train.recipes import Recipe, recipe_named
 from spardl.train.report import Quiet, TrainReport
-from spardl.train.run import Run, with_warmup
+from spardl.train.run import Run, with_clip, with_warmup
 from spardl.train.schedule import LearningRate
 from spardl.train.source import Examples
 from spardl.train.subset import part_of
@@ -171,6 +171,36 @@ def test_the_averaged_gradient_is_clipped_after_synchronisation() -> None:
         assert norm == pytest.approx(0.01, rel=1e-3)
     for one, other in zip(outcomes[0][0], outcomes[1][0], strict=True):
         assert torch.equal(one, other)
+
+
+def clipped_before(rank, workers, recipe):
+    """The norm of what the one worker sent and kept in its first step, and the momentum left in the optimizer."""
+    run = Run(recipe, dataclasses.replace(SPARSE, values="fp32"))
+    train_step(run, next(run.rest_of_epoch()), 0.0)
+    kept = run.sync.state_dict()["residuals"]
+    norms = [(parameter.grad.flatten() + kept[name].flatten()).norm() for name, parameter in named(run)]
+    return torch.stack(norms).norm().item(), run.optimizer.param_groups[0]["momentum"]
+
+
+def named(run):
+    return list(run.module.named_parameters())
+
+
+def test_sparse_methods_clip_before_the_selection() -> None:
+    """What one worker puts in has the norm that was asked for, and momentum goes before the selection too."""
+    recipe = QUICK.changed(clip=0.01, weight_decay=0.0)
+    ((norm, momentum),) = on_processes(1, clipped_before, recipe)
+    assert norm == pytest.approx(0.01, rel=1e-3)
+    assert momentum == 0
+
+
+def test_a_clip_is_for_the_mean_of_noisy_workers() -> None:
+    """Theirs may be larger by the root of their number; Adam's updates have a mean square of one; the user's counts."""
+    settings = QUICK.changed(clip=0.5).settings
+    assert with_clip(SPARSE, settings, 4, 100).local_clip == 0.5 * 4
+    assert with_clip(SPARSE, dataclasses.replace(settings, optimizer="adam"), 4, 100).local_clip == 10 * 4
+    own = dataclasses.replace(SPARSE, local_clip=3.0)
+    assert with_clip(own, settings, 4, 100) is own
 
 
 def test_mixed_precision_computes_in_sixteen_bits() -> None:

@@ -26,6 +26,7 @@ from spardl.train.optimizer import build_optimizer
 from spardl.train.recipes import Recipe
 from spardl.train.report import Costs, EpochReport, Outline, StepReport, TrainReport
 from spardl.train.schedule import LearningRate
+from spardl.train.settings import TrainSettings
 from spardl.train.source import Batch, batches
 from spardl.train.subset import part_of
 
@@ -64,14 +65,15 @@ class Run:
             self.last_step = min(self.last_step, self.settings.max_steps)
         self.epochs = -(-self.last_step // self.steps_per_epoch)
         self.rate = LearningRate(self.settings, self.steps_per_epoch, self.workers)
-        self.config = with_warmup(config, self.settings.epochs, self.steps_per_epoch)
         torch.manual_seed(self.settings.seed)
         self.model = _distributed(build_model(recipe.model, self.data.facts, self.data.name))
         self.optimizer = build_optimizer(self.model, self.settings, sparse=is_sparse(config))
-        # What is clipped must be the averaged gradient alone, so momentum then stays where it comes after that.
-        self.sync = attach(
-            self.model, optimizer=self.optimizer if self.settings.clip is None else False, config=self.config
-        )
+        self.config = with_warmup(config, self.settings.epochs, self.steps_per_epoch)
+        # Of the averaged gradient alone, so momentum then stays where it comes after that.
+        self.clip = None if is_sparse(config) else self.settings.clip
+        if is_sparse(config) and self.settings.clip is not None:
+            self.config = with_clip(self.config, self.settings, self.workers, _size(self.model))
+        self.sync = attach(self.model, optimizer=self.optimizer if self.clip is None else False, config=self.config)
         self.step = 0
         self.carried: Any = None
         self.tally = Tally()
@@ -158,7 +160,7 @@ class Run:
             better=self.data.task.better,
             settings=self.settings,
             config=self.config,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            parameters=_size(self.model),
             steps=self.step,
             density=1.0 if self.sync.stats().total.dense else self.config.density_at(self.step),
             parameters_sha256=checksum,
@@ -244,6 +246,22 @@ def with_warmup(config: SyncConfig, epochs: int, steps_per_epoch: int) -> SyncCo
         return config
     steps = round(min(WARMUP_EPOCHS, WARMUP_SHARE * epochs) * steps_per_epoch)
     return replace(config, density=DensitySchedule(config.density, WARMUP_START, steps))
+
+
+def with_clip(config: SyncConfig, settings: TrainSettings, workers: int, parameters: int) -> SyncConfig:
+    """Each worker clips its own gradient, before it is accumulated: later, a clip would cut into what had waited.
+
+    A worker's gradient is mostly noise, hence larger than the mean by the root of their number. Adam's is divided by
+    its size already; what is clipped there is the update, to a mean square of one. A `local_clip` counts instead.
+    """
+    if config.local_clip is not None or settings.clip is None:
+        return config
+    largest = settings.clip if settings.optimizer == "sgd" else parameters**0.5
+    return replace(config, local_clip=workers * largest)  # by definition, over the root of the workers
+
+
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _load(recipe: Recipe, data_dir: Path | None) -> DataSet:
