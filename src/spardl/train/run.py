@@ -251,13 +251,13 @@ def with_warmup(config: SyncConfig, epochs: int, steps_per_epoch: int) -> SyncCo
 def with_clip(config: SyncConfig, settings: TrainSettings, workers: int, parameters: int) -> SyncConfig:
     """Each worker clips its own gradient, before it is accumulated: later, a clip would cut into what had waited.
 
-    A worker's gradient is mostly noise, hence larger than the mean by the root of their number. Adam's is divided by
-    its size already; what is clipped there is the update, to a mean square of one. A `local_clip` counts instead.
+    To the same norm, so that the mean of what they put in has no larger one. Under Adam it is the update, to a mean
+    square of one (of the mean over noisy workers). A `local_clip` counts instead.
     """
     if config.local_clip is not None or settings.clip is None:
         return config
-    largest = settings.clip if settings.optimizer == "sgd" else parameters**0.5
-    return replace(config, local_clip=workers * largest)  # by definition, over the root of the workers
+    largest = settings.clip if settings.optimizer == "sgd" else (workers * parameters) ** 0.5
+    return replace(config, local_clip=largest * workers**0.5)  # which is divided by that again
 
 
 def _size(model: nn.Module) -> int:
