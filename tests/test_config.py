@@ -34,6 +34,7 @@ def test_any_share_is_a_density(density):
     "setting,given_value,advice",
     [
         ("method", "sparrdl", "Did you mean spardl?"),
+        ("method", "ok", "Did you mean oktopk?"),
         ("method", "nothing like it", "`spardl methods` lists them"),
         ("method", None, "Choose from dense"),
         ("gather", "x", "Choose from auto, r, b."),

@@ -13,6 +13,7 @@ from spardl.version import __version__
 
 if TYPE_CHECKING:
     from spardl.allreduce import all_reduce
+    from spardl.integrations.adam import LocalAdam
     from spardl.integrations.ddp import SparDLState, SyncHandle, attach, spardl_hook
     from spardl.simulation import simulate
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "all_reduce": "spardl.allreduce",
     "attach": "spardl.integrations.ddp",
+    "LocalAdam": "spardl.integrations.adam",
     "SparDLState": "spardl.integrations.ddp",
     "spardl_hook": "spardl.integrations.ddp",
     "SyncHandle": "spardl.integrations.ddp",
@@ -30,6 +32,7 @@ __all__ = [
     "ConfigError",
     "ConfigMismatch",
     "DensitySchedule",
+    "LocalAdam",
     "PeerError",
     "ProtocolError",
     "SparDLError",

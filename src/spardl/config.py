@@ -223,7 +223,8 @@ def check_teams(workers: int, teams: int, gather: str) -> None:
 def check_choice(name: str, given: str, choices: Sequence[str], hint: str = "") -> None:
     if given in choices:
         return
-    near = difflib.get_close_matches(str(given), choices, n=1)
+    begun = [choice for choice in choices if given and choice.startswith(str(given))]
+    near = begun or difflib.get_close_matches(str(given), choices, n=1)
     guess = f" Did you mean {near[0]}?" if near else ""
     listing = ", ".join(choices) + (f" ({hint})" if hint else "")
     raise ConfigError(f"there is no {name} {given!r}.{guess} Choose from {listing}.")

@@ -17,8 +17,10 @@ from spardl.train.loop import train, train_step
 from spardl.train.models.cnn import digits_cnn
 from spardl.train.recipes import Recipe, recipe_named
 from spardl.train.report import Quiet, TrainReport
-from spardl.train.run import Run, with_warmup
+from spardl.train.run import Run, with_clip, with_warmup
 from spardl.train.schedule import LearningRate
+from spardl.train.source import Examples
+from spardl.train.subset import part_of
 
 WORKERS = 3
 QUICK = recipe_named("digits").changed(epochs=1, batch_size=16, lr=0.05, seed=5)
@@ -171,6 +173,36 @@ def test_the_averaged_gradient_is_clipped_after_synchronisation() -> None:
         assert torch.equal(one, other)
 
 
+def clipped_before(rank, workers, recipe):
+    """The norm of what the one worker sent and kept in its first step, and the momentum left in the optimizer."""
+    run = Run(recipe, dataclasses.replace(SPARSE, values="fp32"))
+    train_step(run, next(run.rest_of_epoch()), 0.0)
+    kept = run.sync.state_dict()["residuals"]
+    norms = [(parameter.grad.flatten() + kept[name].flatten()).norm() for name, parameter in named(run)]
+    return torch.stack(norms).norm().item(), run.optimizer.param_groups[0]["momentum"]
+
+
+def named(run):
+    return list(run.module.named_parameters())
+
+
+def test_sparse_methods_clip_before_the_selection() -> None:
+    """What one worker puts in has the norm that was asked for, and momentum goes before the selection too."""
+    recipe = QUICK.changed(clip=0.01, weight_decay=0.0)
+    ((norm, momentum),) = on_processes(1, clipped_before, recipe)
+    assert norm == pytest.approx(0.01, rel=1e-3)
+    assert momentum == 0
+
+
+def test_a_worker_clips_to_the_norm_that_was_asked_of_the_mean() -> None:
+    """`local_clip` is over the root of the workers; Adam's updates have a mean square of one; the user's own counts."""
+    settings = QUICK.changed(clip=0.5).settings
+    assert with_clip(SPARSE, settings, 4, 100).local_clip == 0.5 * 2
+    assert with_clip(SPARSE, dataclasses.replace(settings, optimizer="adam"), 4, 100).local_clip == 10 * 4
+    own = dataclasses.replace(SPARSE, local_clip=3.0)
+    assert with_clip(own, settings, 4, 100) is own
+
+
 def test_mixed_precision_computes_in_sixteen_bits() -> None:
     """It trains as well, on numbers that are not the same."""
     recipe = fakes.POINTS.changed(epochs=4)
@@ -179,11 +211,21 @@ def test_mixed_precision_computes_in_sixteen_bits() -> None:
     assert abs(full.score - mixed.score) < 0.15
 
 
-def test_a_subset_is_the_beginning_of_the_data() -> None:
+def test_a_subset_is_trained_on() -> None:
     """So many examples make so many steps, and the report says so."""
     (report,) = trained(2, DENSE, QUICK.changed(subset=100))
     assert report.steps == 100 // 32
-    assert "first 100 examples" in report.note
+    assert "Trained on 100 of " in report.note
+
+
+def test_a_subset_is_evenly_spread() -> None:
+    """Many sets come class by class, so its first examples would be of one class."""
+    labels = torch.arange(60) // 20
+    part = part_of(Examples(labels), 12)
+    order = part.order(2, 3, seed=0, epoch=0).flatten()
+    (found,) = part.fetch(order, torch.Generator())
+    assert len(part) == 12
+    assert found.bincount().tolist() == [4, 4, 4]
 
 
 def test_loading_processes_change_nothing() -> None:

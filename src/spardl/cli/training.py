@@ -37,8 +37,8 @@ def _add_length_options(parser: argparse.ArgumentParser) -> None:
     add("--max-steps", type=number_of("steps"), metavar="N", help="stop after N steps; schedules do not move")
     add("--batch-size", type=number_of("examples"), metavar="N", help="examples per worker and micro-batch")
     add("--accumulate", type=number_of("micro-batches"), metavar="N", help="micro-batches per step, synchronised once")
-    add("--subset", type=number_of("examples"), metavar="N", help="train on the first N examples only")
-    add("--window", type=number_of("tokens"), metavar="N", help="tokens that a language model sees at once")
+    add("--subset", type=number_of("examples"), metavar="N", help="train on N examples only, evenly spread")
+    add("--window", type=number_of("tokens"), metavar="N", help="tokens that a model of text sees at once")
     every = "epochs from test to test; 0 tests the last one only, which is always tested"
     add("--eval-every", type=number_of("epochs", at_least=0), metavar="N", help=every)
     add("--eval-batch", type=number_of("examples"), metavar="N", help="examples per worker and batch of a test")
@@ -61,7 +61,7 @@ def _add_optimizer_options(parser: argparse.ArgumentParser) -> None:
     add("--weight-decay", type=number, metavar="RATE", help="of any optimizer")
     which = "which parameters decay; matrices: neither biases nor norms, as adamw does by itself"
     add("--decay", metavar="|".join(get_args(Decay)), help=which)
-    clip = "clip the averaged gradient, after synchronisation; SGD's momentum then comes after that too"
+    clip = "clip the averaged gradient; under sparse methods each worker's own, before the selection"
     add("--clip", type=number, metavar="NORM", help=clip)
     add("--schedule", metavar="|".join(get_args(Schedule)), help="of the learning rate, after the warm-up")
     add("--warmup", type=number, metavar="EPOCHS", help="in which the rate rises from a share of it, linearly")

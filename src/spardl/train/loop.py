@@ -79,8 +79,8 @@ def train_step(run: Run, batches: list[Batch], started: float) -> StepReport:
                 loss, run.carried = run.data.task.loss(run.model, batch, run.carried)
             (loss / len(batches)).backward()
         loss_sum += loss.item()
-    if settings.clip is not None:
-        clip_grad_norm_(run.model.parameters(), settings.clip)
+    if run.clip is not None:
+        clip_grad_norm_(run.model.parameters(), run.clip)
     run.optimizer.step()
     return run.count_step(loss_sum / len(batches), rate, time.perf_counter() - started)
 

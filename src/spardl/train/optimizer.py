@@ -1,13 +1,18 @@
 """The optimizer that settings ask for."""
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from spardl.integrations.adam import LocalAdam
 from spardl.train.settings import TrainSettings
 
 
-def build_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """One for all parameters; those that do not decay are a group of their own."""
+def build_optimizer(model: nn.Module, settings: TrainSettings, *, sparse: bool = False) -> Optimizer:
+    """One for all parameters; those that do not decay are a group of their own.
+
+    Where gradients are sent sparsely, Adam comes before that: `LocalAdam`, for a distributed model.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decaying = [each for each in parameters if settings.decays_all or each.dim() >= 2]
     chosen = {id(parameter) for parameter in decaying}
@@ -16,6 +21,16 @@ def build_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     groups = [group for group in groups if group["params"]]
     if settings.optimizer == "sgd":
         return SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+    if sparse:
+        assert isinstance(model, DistributedDataParallel)
+        return LocalAdam(
+            model,
+            groups,
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            decoupled=settings.optimizer == "adamw",
+        )
     kind = AdamW if settings.optimizer == "adamw" else Adam
     return kind(groups, lr=settings.lr, betas=settings.betas, eps=settings.epsilon)
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.config import DensitySchedule, SyncConfig
 from spardl.errors import ConfigError
+from spardl.integrations.adam import LocalAdam
 from spardl.integrations.ddp import attach
 from spardl.train.data import DATASETS, load_data
 from spardl.train.dataset import DataSet
@@ -25,8 +26,9 @@ from spardl.train.optimizer import build_optimizer
 from spardl.train.recipes import Recipe
 from spardl.train.report import Costs, EpochReport, Outline, StepReport, TrainReport
 from spardl.train.schedule import LearningRate
+from spardl.train.settings import TrainSettings
 from spardl.train.source import Batch, batches
-from spardl.train.subset import first
+from spardl.train.subset import part_of
 
 State = dict[str, Any]
 
@@ -63,14 +65,15 @@ class Run:
             self.last_step = min(self.last_step, self.settings.max_steps)
         self.epochs = -(-self.last_step // self.steps_per_epoch)
         self.rate = LearningRate(self.settings, self.steps_per_epoch, self.workers)
-        self.config = with_warmup(config, self.settings.epochs, self.steps_per_epoch)
         torch.manual_seed(self.settings.seed)
         self.model = _distributed(build_model(recipe.model, self.data.facts, self.data.name))
-        self.optimizer = build_optimizer(self.model, self.settings)
-        # What is clipped must be the averaged gradient alone, so momentum then stays where it comes after that.
-        self.sync = attach(
-            self.model, optimizer=self.optimizer if self.settings.clip is None else False, config=self.config
-        )
+        self.optimizer = build_optimizer(self.model, self.settings, sparse=is_sparse(config))
+        self.config = with_warmup(config, self.settings.epochs, self.steps_per_epoch)
+        # Of the averaged gradient alone, so momentum then stays where it comes after that.
+        self.clip = None if is_sparse(config) else self.settings.clip
+        if is_sparse(config) and self.settings.clip is not None:
+            self.config = with_clip(self.config, self.settings, self.workers, _size(self.model))
+        self.sync = attach(self.model, optimizer=self.optimizer if self.clip is None else False, config=self.config)
         self.step = 0
         self.carried: Any = None
         self.tally = Tally()
@@ -157,7 +160,7 @@ class Run:
             better=self.data.task.better,
             settings=self.settings,
             config=self.config,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            parameters=_size(self.model),
             steps=self.step,
             density=1.0 if self.sync.stats().total.dense else self.config.density_at(self.step),
             parameters_sha256=checksum,
@@ -186,10 +189,11 @@ class Run:
         return {"model": model, "optimizer": self.optimizer.state_dict()}
 
     def own_state(self) -> State:
-        """What is this rank's alone: residuals, velocities and controllers, BatchNorm's statistics, what a language
-        model carries from batch to batch, and the epoch so far."""
+        """What is this rank's alone: residuals, velocities and controllers, Adam's second moments, BatchNorm's
+        statistics, what a language model carries from batch to batch, and the epoch so far."""
         return {
             "sync": self.sync.state_dict(),
+            "optimizer": self.optimizer.state_dict() if isinstance(self.optimizer, LocalAdam) else None,
             "buffers": dict(self.module.named_buffers()),
             "carried": self.carried,
             "tally": asdict(self.tally),
@@ -201,7 +205,7 @@ class Run:
         self.step = self.resumed_at = step
         self.history = list(history)
         self.module.load_state_dict(common["model"])
-        self.optimizer.load_state_dict(common["optimizer"])
+        self.optimizer.load_state_dict(own["optimizer"] or common["optimizer"])
         self.sync.load_state_dict(own["sync"])
         for name, buffer in self.module.named_buffers():
             buffer.copy_(own["buffers"][name])
@@ -227,6 +231,11 @@ class Run:
         return count // accumulate
 
 
+def is_sparse(config: SyncConfig) -> bool:
+    """Whether anything is left out of what is sent."""
+    return not config.method.startswith("dense") and config.density != 1.0
+
+
 def with_warmup(config: SyncConfig, epochs: int, steps_per_epoch: int) -> SyncConfig:
     """Below 0.5 %, a run begins at 25 % and comes down over its first epochs, unless the configuration says how.
 
@@ -239,22 +248,38 @@ def with_warmup(config: SyncConfig, epochs: int, steps_per_epoch: int) -> SyncCo
     return replace(config, density=DensitySchedule(config.density, WARMUP_START, steps))
 
 
+def with_clip(config: SyncConfig, settings: TrainSettings, workers: int, parameters: int) -> SyncConfig:
+    """Each worker clips its own gradient, before it is accumulated: later, a clip would cut into what had waited.
+
+    To the same norm, so that the mean of what they put in has no larger one. Under Adam it is the update, to a mean
+    square of one (of the mean over noisy workers). A `local_clip` counts instead.
+    """
+    if config.local_clip is not None or settings.clip is None:
+        return config
+    largest = settings.clip if settings.optimizer == "sgd" else (workers * parameters) ** 0.5
+    return replace(config, local_clip=largest * workers**0.5)  # which is divided by that again
+
+
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def _load(recipe: Recipe, data_dir: Path | None) -> DataSet:
     window, options = recipe.settings.window, {}
     if window is not None:
         options["window"] = window
         if recipe.data in DATASETS and "window" not in _parameters(DATASETS[recipe.data]):
-            raise ConfigError(f"{recipe.data} is no text that is read in windows; leave --window out.")
+            raise ConfigError(f"{recipe.data} is no text; leave --window out.")
     data = load_data(recipe.data, data_dir, **options)
     if recipe.settings.subset is None:
         return data
     return DataSet(
         name=data.name,
-        train=first(data.train, recipe.settings.subset),
+        train=part_of(data.train, recipe.settings.subset),
         test=data.test,
         task=data.task,
         facts=data.facts,
-        note=f"{data.note} Trained on its first {recipe.settings.subset:,} examples.".strip(),
+        note=f"{data.note} Trained on {recipe.settings.subset:,} of {len(data.train):,} examples.".strip(),
     )
 
 

@@ -37,10 +37,10 @@ class TrainSettings:
     warmup_start  the share of the rate that it starts from; left out, one over the number of workers
     milestones    in epochs
     gamma         what a milestone multiplies the rate by
-    clip          the largest norm of the averaged gradient, after synchronisation; SGD's momentum then stays behind it
+    clip          the largest norm of the averaged gradient; sparse methods clip each worker's own, before the selection
     amp           "bf16" runs forward and loss under autocast
-    window        tokens that a language model sees at once; left out, what its data set is usually cut into
-    subset        train on the first so many examples only
+    window        tokens that a model of text sees at once; left out, what its data set is usually cut into
+    subset        train on so many examples only, evenly spread; of a stream, on its first so many tokens
     max_steps     stop after so many, whatever the epochs say; schedules do not move
     eval_every    epochs from one test to the next; 0 tests the last one only, which is always tested
     eval_batch    examples per worker and batch of a test; it has no bearing on the figures, only on memory

@@ -95,7 +95,7 @@ def test_reviews_are_cut(tmp_path: Path) -> None:
     """After 500 words, or as many as are asked for."""
     write_folder(tmp_path, {**REVIEWS, "aclImdb/test/pos/3_8.txt": b"great " * 700})
     assert imdb(tmp_path).test.columns[1].tolist() == [1, 3, 500]
-    assert imdb(tmp_path, length=2).test.columns[0].tolist() == [[0, 0], [3, 0], [3, 3]]
+    assert imdb(tmp_path, window=2).test.columns[0].tolist() == [[0, 0], [3, 0], [3, 3]]
 
 
 def test_what_was_parsed_once_is_kept_until_the_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

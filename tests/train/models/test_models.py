@@ -1,11 +1,20 @@
 """The models that recipes train: their sizes, their shapes, and what each expects of its data."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+import spardl
+from processes import on_processes
 from spardl.errors import ConfigError
 from spardl.train.models import MODELS, build_model
+from spardl.train.optimizer import build_optimizer
+from spardl.train.settings import TrainSettings
+from spardl.train.tasks import Classification, LanguageModel, Ranking, Task
+from training import all_equal, lost_in_a_step, weights_of
 
 CIFAR10 = {"classes": 10, "channels": 3}
 CIFAR100 = {"classes": 100, "channels": 3}
@@ -126,6 +135,72 @@ def test_every_parameter_of_a_model_gets_a_gradient(name: str) -> None:
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None, f"{key} is not used"
         assert bool(parameter.grad.isfinite().all()), f"the gradient of {key} is not finite"
+
+
+# What small models show in seconds.
+QUICK = ("digits-cnn", "mnist-cnn", "resnet20", "lstm-imdb", "lstm-small", "neumf-small", "bert-tiny", "gpt-mini")
+DENSITY = 0.01
+
+
+def labelled(name: str, inputs: tuple[Tensor, ...], shape: tuple[int, ...]) -> tuple[Task, tuple[Tensor, ...]]:
+    """The task that recipes give this model, and a batch for it."""
+    if name.startswith("neumf"):
+        return Ranking(), (*inputs, torch.randint(2, shape))
+    task = LanguageModel(recurrent=name in RECURRENT) if name in LANGUAGE_MODELS else Classification()
+    return task, (*inputs, torch.randint(shape[-1], shape[:-1]))
+
+
+def one_step(rank: int, workers: int, name: str) -> dict[str, Any]:
+    """As `Run` does it: statistics each rank's own, momentum handed over, the task's own loss."""
+    torch.manual_seed(0)
+    facts, _, _ = inputs_of(name)
+    model = DistributedDataParallel(build_model(name, facts), broadcast_buffers=False)
+    optimizer = build_optimizer(model, TrainSettings(epochs=1, batch_size=1, lr=0.1, momentum=0.9))
+    sync = spardl.attach(model, optimizer=optimizer, density=DENSITY, timeout=60)
+    torch.manual_seed(1 + rank)
+    _, inputs, shape = inputs_of(name)
+    task, batch = labelled(name, inputs, shape)
+    before = weights_of(model)
+    losses = []
+
+    def loss(each: nn.Module) -> Tensor:
+        torch.manual_seed(3 + rank)  # the same dropout, whenever it is asked
+        value, _ = task.loss(each, batch, None)
+        losses.append(value.item())
+        return value
+
+    lost = lost_in_a_step(model, sync, loss)  # the first velocity is the gradient, so this may be asked here
+    optimizer.step()
+    after = weights_of(model)
+    residual = sum(float(each.abs().sum()) for each in sync.state_dict()["residuals"].values())
+    stats = sync.stats().total
+    return {
+        "lost": lost,
+        "loss": losses[-1],
+        "weights": after,
+        "moved": float((after != before).double().mean()),
+        "kept": residual,
+        "dense": stats.dense,
+    }
+
+
+# bert-large is left out here too.
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in MODELS if name != "bert-large"],
+)
+def test_a_model_takes_a_step_with_two_workers(name: str) -> None:
+    """Both workers end with the same weights, few of which moved; what was not sent is kept, and nothing is lost."""
+    ranks = on_processes(2, one_step, name, timeout=300)
+    assert all_equal(found["weights"] for found in ranks), "the workers' weights differ"
+    assert ranks[0]["loss"] != ranks[1]["loss"], "the workers saw the same batch"
+    for found in ranks:
+        assert not found["dense"]
+        assert found["lost"] < 1e-5
+        assert 0 < found["moved"] <= 1.01 * DENSITY
+        assert found["kept"] > 0
+        assert bool(found["weights"].isfinite().all())
 
 
 @pytest.mark.parametrize(

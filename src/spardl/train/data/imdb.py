@@ -50,12 +50,12 @@ class Review(NamedTuple):
     where: str
 
 
-def imdb(directory: Path | None = None, length: int = 500) -> DataSet:
-    """Reviews in lower case, cut to `length` words. A batch is (tokens, lengths, labels), tokens as wide as needed."""
-    if length < 1:
-        raise ConfigError(f"reviews of {length} words hold nothing; give 1 or more.")
+def imdb(directory: Path | None = None, window: int = 500) -> DataSet:
+    """Reviews in lower case, cut to `window` words. A batch is (tokens, lengths, labels), tokens as wide as needed."""
+    if window < 1:
+        raise ConfigError(f"reviews of {window} words hold nothing; give 1 or more.")
     source = _find(directory)
-    arrays = cached("imdb", (FORMAT, KNOWN_WORDS, length, *_fingerprint(source)), partial(_parse, source, length))
+    arrays = cached("imdb", (FORMAT, KNOWN_WORDS, window, *_fingerprint(source)), partial(_parse, source, window))
     train, test = (_columns(arrays, split) for split in SPLITS)
     return DataSet(
         name="imdb",
