@@ -60,11 +60,11 @@ class _Saved:
 
 @dataclass(slots=True)
 class _Outcome:
-    """A group's step between its exchange and its commit. `averages` are positions and values per part; dense: None."""
+    """A group's step between its gradients and its commit. `averages`: positions and values per part; dense: None."""
 
     parts: Sequence[Part]
     buffers: list[Tensor]
-    controller: dict[str, Any]
+    controller: dict[str, Any] | None = None  # the method's state before its exchange, if that has begun
     averages: list[tuple[Tensor, Tensor]] | None = None
 
 
@@ -175,24 +175,20 @@ class Synchronizer:
         self.poisoned = False
 
     def synchronize(self, group: Group, parts: Sequence[Part]) -> None:
-        """Exchange one group. Its gradients' memory is ours until `finish`."""
-        started, before = time.perf_counter(), self.transport.traffic.copy()
-        sent = group.memory.entries_sent
+        """Accumulate and exchange one group, or roll the step back."""
         try:
-            self._exchange(group, parts)
-        except BaseException as error:
-            error.add_note(f"while synchronising the group {group.stats.name}")
+            self.accumulate(group, parts)
+            self.exchange(group)
+        except BaseException:
             self.abandon()
             raise
-        group.stats.entries_sent += group.memory.entries_sent - sent
-        group.stats.observe(before, self.transport.traffic, time.perf_counter() - started)
 
-    def _exchange(self, group: Group, parts: Sequence[Part]) -> None:
+    def accumulate(self, group: Group, parts: Sequence[Part]) -> None:
+        """Add one group's gradients, whose memory is ours until `finish`. Another group may be exchanged meanwhile."""
+        started = time.perf_counter()
         acc, offsets = group.memory.acc, group.offsets
-        density = self._density(group)
-        dense = group.stats.dense or density >= 1.0
         buffers = [_as_float(part.gradient) for part in parts]
-        outcome = group.outcome = _Outcome(parts, buffers, group.method.state_dict())
+        group.outcome = _Outcome(parts, buffers)
         self._begun.append(group)
         clip = self._clip(buffers)
         for part, buffer in zip(parts, buffers, strict=True):
@@ -200,6 +196,26 @@ class Synchronizer:
                 acc.hold(offsets[part.name], buffer)
             elif not acc.add(offsets[part.name], buffer, clip / self._scale, part.momentum):
                 acc.poisoned = True
+        group.stats.seconds_selecting += time.perf_counter() - started
+
+    def exchange(self, group: Group) -> None:
+        """Exchange what was accumulated. After an error, `abandon` the step."""
+        started, before = time.perf_counter(), self.transport.traffic.copy()
+        sent = group.memory.entries_sent
+        assert group.outcome is not None
+        group.outcome.controller = group.method.state_dict()
+        try:
+            self._exchange(group, group.outcome)
+        except BaseException as error:
+            error.add_note(f"while synchronising the group {group.stats.name}")
+            raise
+        group.stats.entries_sent += group.memory.entries_sent - sent
+        group.stats.observe(before, self.transport.traffic, time.perf_counter() - started)
+
+    def _exchange(self, group: Group, outcome: _Outcome) -> None:
+        acc, parts = group.memory.acc, outcome.parts
+        density = self._density(group)
+        dense = group.stats.dense or density >= 1.0
         method = group.dense_method if dense else group.method
         total = self._total(group) if not dense and self._is_diagnosed else None
         result = run(method.synchronize(group.memory, density), self.transport)
@@ -320,7 +336,8 @@ class Synchronizer:
 
     def _roll_back(self, group: Group, outcome: _Outcome) -> None:
         group.memory.acc.rollback()
-        group.method.load_state_dict(outcome.controller)
+        if outcome.controller is not None:
+            group.method.load_state_dict(outcome.controller)
 
     def _clip(self, buffers: Sequence[Tensor]) -> float:
         """The factor that brings this group's own gradient down to the allowed norm."""

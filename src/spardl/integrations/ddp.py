@@ -2,7 +2,8 @@
 
 DDP's buckets merely deliver gradients: state is keyed by parameter name, so a rebuild of the buckets does not matter.
 All exchanges run on one communication thread, group after group in the same order on all ranks, while backward goes on.
-Where there are several groups, one starts as soon as its last gradient lies in DDP's memory, before its bucket is full.
+Where there are several groups, one starts as soon as its last gradient lies in DDP's memory, before its bucket is full,
+and a second thread accumulates it while the one before travels.
 (This module must not postpone annotations: DDP compares the hook's with the real types.)
 """
 
@@ -126,6 +127,7 @@ class SparDLState:
         self._clock = BackwardClock() if self.config.merge is not None else None
         self._early = device.type == "cpu" and not self._may_skip and self.config.groups != "bucket"
         self._early &= self._clock is not None or isinstance(self.config.groups, int)
+        self._adder = ThreadPoolExecutor(1, thread_name_prefix="spardl-adder") if self._early else None
         if self._early:
             sys.setswitchinterval(min(sys.getswitchinterval(), HANDOVER_S))
         self._awaited = False
@@ -169,7 +171,7 @@ class SparDLState:
             self._inherit_velocities()
             self._hyper = self._momentum.of(self._names)
         scale = self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else 1.0
-        self._run(lambda: self.sync.begin(scale=scale))
+        self.sync.begin(scale=scale)  # nothing runs between steps
 
     def _on_gradient(self, parameter: Tensor) -> None:
         """This gradient is ready. DDP copies it into its bucket right after this hook, so the one before is there."""
@@ -218,9 +220,24 @@ class SparDLState:
             group = self.sync.groups[self._started]
             if not group.offsets.keys() <= self._arrived.keys():
                 return
-            parts = [self._arrived[name] for name in group.offsets]
-            self._run(lambda group=group, parts=parts: self._synchronize(group, parts))  # type: ignore[misc]
+            self._start(group, [self._arrived[name] for name in group.offsets])
             self._started += 1
+
+    def _start(self, group: Group, parts: list[Part]) -> None:
+        if self._adder is None:
+            self._run(lambda: self._synchronize(group, parts))
+            return
+        added = self._adder.submit(self._accumulate, group, parts)
+
+        def exchange() -> None:
+            added.result()
+            self.sync.exchange(group)
+
+        self._run(exchange)
+
+    def _accumulate(self, group: Group, parts: list[Part]) -> None:
+        if self._failure is None:
+            self.sync.accumulate(group, parts)
 
     def _synchronize(self, group: Group, parts: list[Part]) -> None:
         if self._may_skip:
@@ -304,8 +321,10 @@ class SparDLState:
             try:
                 job()
             except BaseException as error:
-                self.sync.abandon()
                 self._failure = error
+                if self._adder is not None:  # which must not add to what is rolled back
+                    self._adder.submit(lambda: None).result()
+                self.sync.abandon()
         if self._failure is not None:
             for future, _ in self._pending:
                 if not future.done():
