@@ -314,3 +314,52 @@ def test_a_state_without_our_version_is_refused() -> None:
     for nonsense in ({}, {"version": 2}, "state", None):
         with pytest.raises(ConfigError, match="spardl here reads version 1"):
             sync.load_state_dict(nonsense)  # type: ignore[arg-type]
+
+
+def test_gradients_may_be_added_ahead_of_other_groups_exchanges() -> None:
+    """One after the other, or all accumulated before the first is exchanged: the same bits."""
+
+    def visit(transport: ThreadTransport) -> list[list[Tensor]]:
+        results = []
+        for ahead in (False, True):
+            sync = Synchronizer(SyncConfig(density=0.1, dense_below=0), transport)
+            sync.regroup([[Member("a", 300)], [Member("b", 500)]])
+            generator = torch.Generator().manual_seed(transport.rank)
+            for _ in range(3):
+                parts = [
+                    [Part(name, torch.randn(size, generator=generator))] for name, size in (("a", 300), ("b", 500))
+                ]
+                sync.begin()
+                if ahead:
+                    for group, part in zip(sync.groups, parts, strict=True):
+                        sync.accumulate(group, part)
+                for group, part in zip(sync.groups, parts, strict=True):
+                    if not ahead:
+                        sync.accumulate(group, part)
+                    sync.exchange(group)
+                assert sync.finish()
+            results.append([parts[0][0].gradient, parts[1][0].gradient, *(g.memory.acc.values for g in sync.groups)])
+        return results
+
+    for plain, ahead in on_threads(2, visit):
+        assert all(torch.equal(one, other) for one, other in zip(plain, ahead, strict=True))
+
+
+def test_what_was_added_ahead_is_undone_when_the_step_is_abandoned() -> None:
+    def visit(transport: ThreadTransport) -> bool:
+        sync = Synchronizer(SyncConfig(density=0.1, dense_below=0), transport)
+        sync.regroup([[Member("a", 300)], [Member("b", 500)]])
+        for step in range(2):
+            sync.begin()
+            before = [group.memory.acc.values.clone() for group in sync.groups]
+            for group in sync.groups:
+                sync.accumulate(group, [Part(group.members[0].name, torch.randn(group.members[0].elements))])
+            sync.exchange(sync.groups[0])
+            if step:
+                sync.abandon()
+            else:
+                sync.exchange(sync.groups[1])
+                sync.finish()
+        return all(torch.equal(old, group.memory.acc.values) for old, group in zip(before, sync.groups, strict=True))
+
+    assert all(on_threads(2, visit))
