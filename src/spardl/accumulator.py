@@ -312,6 +312,8 @@ class Accumulator:
 
     def _in_blocks(self, places: Tensor, values: Tensor) -> SparseBlocks:
         """Entries at ascending places of `values`, addressed by block."""
+        if len(self.starts) == 2:
+            return SparseBlocks(np.zeros(1, np.int64), np.array([places.numel()]), places.int(), values)
         edges = torch.searchsorted(places, torch.from_numpy(self.starts).to(self.device, places.dtype)).cpu().numpy()
         counts = np.diff(edges)
         firsts = torch.from_numpy(np.repeat(self.starts[:-1], counts)).to(self.device)

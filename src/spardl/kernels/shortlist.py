@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 INFINITE = np.uint32(0x7F800000)  # the key of infinity: what reaches it is not finite
 ROOM = 4  # times the budget, for a list that aims at a bit more than one
 MEANT = 16  # a block that sends more than one entry in so many has no list
-STEP = np.uint32(1 << 20)  # down to the key of about nine tenths
+STEP = np.uint32(1 << 19)  # down to the key of about 95 %: thresholds move slowly
 
 
 class Shortlist:
