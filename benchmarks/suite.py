@@ -89,11 +89,11 @@ JOBS = (
     Job("rate-100mbit", "lines of 100 Mbit/s", bench(*VGG16, *SOME, *turns(3)), 4, "100mbit", 70),
     Job("rate-5gbit", "lines of 5 Gbit/s", bench(*VGG16, *SOME, *turns(7)), 4, "5gbit", 40),
     Job("workers-2", "2 hosts", bench(*VGG16, *SOME, *turns(7)), 2, "200mbit", 60),
-    Job("workers-16", "16 hosts", bench(*VGG16, *SOME, *turns(3)), 16, "200mbit", 120),
+    Job("workers-16", "16 hosts", bench(*VGG16, *SOME, *turns(2)), 16, "200mbit", 160),
     Job(
         "densities",
         "densities from 10 % to 0.01 %",
-        bench(*VGG16, "--densities", "0.1,0.01,0.001,0.0001", *SOME, *turns(5)),
+        bench(*VGG16, "--densities", "0.1,0.01,0.001,0.0001", *SOME, *turns(3)),
         4,
         "200mbit",
         110,
@@ -149,10 +149,10 @@ JOBS = (
     Job(
         "train-vgg16",
         "training steps of VGG-16",
-        program("endtoend", *VGG16, "--batch-size", "4"),
+        program("endtoend", *VGG16, "--batch-size", "4", "--rounds", "3"),
         4,
         "200mbit",
-        145,
+        180,
     ),
     Job(
         "train-lstm",
@@ -165,10 +165,10 @@ JOBS = (
     Job(
         "overlap",
         "groups that overlap with backward",
-        program("overlap", *VGG19, "--batch-size", "2", "--density", "0.05", "--rounds", "8", "--picture", PICTURE),
+        program("overlap", *VGG19, "--batch-size", "2", "--density", "0.05", "--rounds", "3", "--picture", PICTURE),
         4,
         "100mbit",
-        130,
+        220,
     ),
 )
 

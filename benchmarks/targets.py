@@ -27,6 +27,7 @@ REASONS: dict[str, str] = {
     "sync-4-1gbit/dense": _CROWDED,
     "sync-4-200mbit/dense": _CROWDED,
     "sync-8-200mbit/dense": _CROWDED,
+    "duration": "the first whole run; its longest parts have been shortened since, and not been run again yet",
     "latency/2": "a round is called from Python, whose own cost is as large as a message between two sockets",
 }
 
