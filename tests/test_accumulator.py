@@ -322,8 +322,8 @@ def test_what_one_step_took_does_not_matter_to_the_next(residuals):
 @pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
 @given(layout=layouts, seed=seeds)
 @settings(max_examples=40, deadline=None)
-def test_velocity_is_zero_exactly_where_entries_were_taken(nesterov, layout, seed):
-    """Also where a rounding error was given back; everywhere else it is what momentum SGD makes it."""
+def test_velocity_fades_exactly_where_entries_were_taken(nesterov, layout, seed):
+    """By how long they waited, as far as what was taken tells; everywhere else it is what momentum SGD makes it."""
     random = np.random.default_rng(seed)
     acc = Accumulator(layout, momentum=True)
     acc.write_velocity(0, numbers(layout.length, seed))
@@ -331,16 +331,30 @@ def test_velocity_is_zero_exactly_where_entries_were_taken(nesterov, layout, see
     gradient, weights = numbers(layout.length, seed + 1), numbers(layout.length, seed + 2)
     expected = 0.9 * velocity + 1.0 * (gradient * 0.5 + 0.01 * weights)
     acc.add(0, gradient.clone(), 0.5, momentum(weights, nesterov))
-    taken = torch.zeros(layout.length, dtype=torch.bool)
     for _ in range(2):
         chosen = some_take(acc, random)
-        taken[acc.positions(chosen)] = True
+        taken = torch.zeros(layout.length)
+        taken[acc.positions(chosen)] = chosen.values.abs()
+        taken, prompt = natural(acc, taken), 5 * expected.abs()
+        expected = torch.where(prompt < taken, expected * (prompt / taken), expected)
         error = SparseBlocks(chosen.ids, chosen.counts, chosen.indices, chosen.values * 1e-3)
         acc.give_back(error)
     acc.give_back(some_entries(layout, random))
     acc.commit()
-    expected[natural(acc, taken.float()) > 0] = 0
     assert torch.equal(natural(acc, acc.velocity), expected)
+
+
+def test_what_is_sent_at_once_keeps_its_velocity_and_what_waited_for_long_hardly_any():
+    acc = Accumulator(BlockLayout.contiguous(2, 1), momentum=True)
+    weights = torch.zeros(2)
+    for step in range(100):
+        acc.add(0, torch.tensor([2.0, 0.001]), 1.0, Momentum(weights, 0.5, 0.0, 1.0, False))
+        last = step == 99
+        taken = acc.take_largest(np.array([0]), np.array([2 if last else 1]))
+        acc.commit()
+    assert taken.values[1] > 0.19
+    assert acc.velocity[0] == pytest.approx(4.0)
+    assert 0 < acc.velocity[1] < 0.0002
 
 
 def test_a_dense_step_keeps_all_velocity():

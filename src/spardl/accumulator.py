@@ -20,6 +20,10 @@ from spardl.config import Residuals
 from spardl.kernels.shortlist import Shortlist
 from spardl.sparse import Ints, SparseBlocks
 
+# An entry that was taken keeps its velocity if it waited for about so many steps or fewer, and the less of it the
+# longer it waited: what was taken is as many velocities. An old velocity would push a weight that has just moved far.
+PROMPT = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
@@ -326,7 +330,8 @@ class Accumulator:
 
     def _took(self, taken: SparseBlocks) -> SparseBlocks:
         if self._updated is not None:
-            self._kernels.clear(self._updated, self.starts[taken.ids], taken.counts, taken.indices)
+            places = (self.starts[taken.ids], taken.counts, taken.indices)
+            self._kernels.fade(self._updated, *places, taken.values, PROMPT)
         if self._residuals != "carry":
             self._journal.append(_Touched(self.positions(taken), taken.values.clone(), taken=True))
         return taken

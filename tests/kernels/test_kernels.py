@@ -302,6 +302,30 @@ def test_entries_are_added_to_their_blocks(kernels, lengths, share, seed):
 
 
 @both
+@given(
+    lengths=st.lists(st.integers(0, 60), max_size=4),
+    share=st.floats(0, 1),
+    seed=seeds,
+    kind=st.sampled_from(["heavy", "zeros"]),
+)
+@examples
+def test_entries_fade_by_what_they_are_compared_with(kernels, lengths, share, seed, kind):
+    memory = numbers(sum(lengths) + 1, seed, kind)
+    firsts = np.cumsum([0, *lengths], dtype=np.int64)[:-1]
+    chosen = [some_indices(length, share, seed + i) for i, length in enumerate(lengths)]
+    indices = np.concatenate([np.int32([]), *chosen])
+    values = numbers(len(indices), seed + 9, kind)
+    faded = tensor(memory)
+    kernels.fade(faded, firsts, ints([len(c) for c in chosen]), tensor(indices, np.int32), tensor(values), 3.0)
+    places = np.concatenate([np.int64([]), *(first + c for first, c in zip(firsts, chosen, strict=True))])
+    for place, value in zip(places, np.abs(values), strict=True):
+        most = np.float32(3) * abs(memory[place])
+        if most < value:
+            memory[place] *= most / value
+    assert_same_bits(faded, memory)
+
+
+@both
 @given(share=st.floats(0, 1), seed=seeds, kind=st.sampled_from(["heavy", "ties", "denormal", "zeros"]))
 @examples
 def test_the_sum_of_two_sparse_vectors_has_no_zeros(kernels, share, seed, kind):

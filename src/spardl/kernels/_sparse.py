@@ -83,13 +83,15 @@ def scatter_add(acc, ids, firsts, counts, indices, values, lows, edges, fills, p
             amounts[begin + i] = new_amounts[i]
 
 
-@compiled("void(float32[::1], int64[::1], int64[::1], int32[::1])")
-def clear(memory, firsts, counts, indices):
-    """Zero the entries at these places of each block."""
+@compiled("void(float32[::1], int64[::1], int64[::1], int32[::1], float32[::1], float32)")
+def fade(memory, firsts, counts, indices, values, share):
+    """Multiply entries by share * |entry| / |value|, if that is less than one."""
     done = 0
     for b in range(firsts.size):
         for i in range(done, done + counts[b]):
-            memory[firsts[b] + indices[i]] = 0.0
+            entry = memory[firsts[b] + indices[i]]
+            most, value = share * abs(entry), abs(values[i])
+            memory[firsts[b] + indices[i]] = entry * (most / value) if most < value else entry
         done += counts[b]
 
 

@@ -229,9 +229,9 @@ def scatter_add(
     _sparse.scatter_add(acc.numpy(), *blocks, indices.numpy(), values.numpy(), lows, *shortlist.lists)
 
 
-def clear(memory: Tensor, firsts: Ints, counts: Ints, indices: Tensor) -> None:
-    """Zero the entries at these places of each block."""
-    _sparse.clear(memory.numpy(), firsts, counts, indices.numpy())
+def fade(memory: Tensor, firsts: Ints, counts: Ints, indices: Tensor, values: Tensor, share: float) -> None:
+    """Multiply the entries at these places by share * |entry| / |value|, if that is less than one."""
+    _sparse.fade(memory.numpy(), firsts, counts, indices.numpy(), values.numpy(), np.float32(share))
 
 
 def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor) -> tuple[Tensor, Tensor]:

@@ -167,8 +167,11 @@ def scatter_add(
     acc[places] = acc[places] + values
 
 
-def clear(memory: Tensor, firsts: Ints, counts: Ints, indices: Tensor) -> None:
-    memory[_spread(firsts, counts, memory.device) + indices] = 0
+def fade(memory: Tensor, firsts: Ints, counts: Ints, indices: Tensor, values: Tensor, share: float) -> None:
+    places = _spread(firsts, counts, memory.device) + indices
+    entries, values = memory[places], values.abs()
+    most = share * entries.abs()
+    memory[places] = torch.where(most < values, entries * (most / values), entries)
 
 
 def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor) -> tuple[Tensor, Tensor]:
