@@ -28,7 +28,7 @@ def synchronized(transport: Transport, config: SyncConfig) -> dict[str, Any]:
     before = transport.traffic.copy()
     results = []
     for step in range(STEPS):
-        acc.add(0, gradient(transport.rank, step))
+        (acc.add_later if method.about.by_blocks else acc.add)(0, gradient(transport.rank, step))
         result = run(method.synchronize(memory, config.density_at(step)), transport)
         total = torch.zeros(LENGTH)
         if result is None:

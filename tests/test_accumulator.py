@@ -1,5 +1,7 @@
 """The accumulator is the residual: nothing is lost, a failed step never happened, a policy keeps what it says."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +69,36 @@ def wreck(acc, random, moves=4):
             some_take(acc, random)
         else:
             acc.give_back(some_entries(acc.layout, random))
+
+
+# --- adding later ----
+
+
+@pytest.mark.parametrize("with_momentum", [False, True], ids=["plain", "momentum"])
+@given(layout=layouts, seed=seeds, tensors=st.integers(1, 3))
+@examples
+def test_blocks_that_are_added_later_end_as_if_all_were_added_at_once(with_momentum, layout, seed, tensors):
+    """Whatever is taken and given back in between; the gradients' memory holds the same old residuals as well."""
+    cuts = [layout.length * part // tensors for part in range(tensors + 1)]
+    outcomes = []
+    for later in (False, True):
+        random = np.random.default_rng(seed)
+        acc = Accumulator(layout, momentum=with_momentum)
+        for step in range(3):
+            gradients = [numbers(stop - first, seed + step + first) for first, stop in itertools.pairwise(cuts)]
+            for first, gradient in zip(cuts, gradients, strict=False):
+                rule = momentum(torch.ones_like(gradient)) if with_momentum else None
+                (acc.add_later if later else acc.add)(first, gradient, 0.5, rule)
+            taken = []
+            for block in random.permutation(layout.count):
+                taken.append(acc.take_largest(np.array([block]), layout.budgets(0.2)[block : block + 1]).values)
+                acc.give_back(some_entries(layout, random, 0.05))
+                assert later or not acc.waits
+            acc.commit()
+            outcomes.append([acc.values.clone(), *taken, *gradients])
+    half = len(outcomes) // 2
+    for at_once, by_and_by in zip(outcomes[:half], outcomes[half:], strict=True):
+        assert all(same_bits(left, right) for left, right in zip(at_once, by_and_by, strict=True))
 
 
 # --- conservation ------------------------------------------------------------------------------------------------
@@ -172,9 +204,9 @@ def momentum(weights, nesterov=False):
 
 @pytest.mark.parametrize("residuals", POLICIES)
 @pytest.mark.parametrize("with_momentum", [False, True], ids=["plain", "momentum"])
-@given(layout=layouts, seed=seeds, held=st.booleans())
+@given(layout=layouts, seed=seeds, held=st.booleans(), later=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_a_step_that_is_rolled_back_never_happened(residuals, with_momentum, layout, seed, held):
+def test_a_step_that_is_rolled_back_never_happened(residuals, with_momentum, layout, seed, held, later):
     """Residual and velocity are what they were, bit for bit, whatever a collective did; also signed zeros."""
     random = np.random.default_rng(seed)
     acc = Accumulator(layout, residuals=residuals, momentum=with_momentum)
@@ -189,8 +221,12 @@ def test_a_step_that_is_rolled_back_never_happened(residuals, with_momentum, lay
         if held and offset == 0:
             acc.hold(offset, gradient)
         else:
-            acc.add(offset, gradient, 0.1, momentum(numbers(length, seed + 3)) if with_momentum else None)
-    wreck(acc, random)
+            add = acc.add_later if later else acc.add
+            add(offset, gradient, 0.1, momentum(numbers(length, seed + 3)) if with_momentum else None)
+    if not later or seed % 2:
+        wreck(acc, random)
+    else:  # a step that fails early, with some blocks still to be added up
+        acc.take_largest(np.array([0]), np.array([1]))
     acc.poisoned = True
     acc.rollback()
     assert not acc.poisoned

@@ -40,7 +40,7 @@ def test_interleaved_blocks_are_fair_samples(length, count):
     """Lengths differ by a chunk at most; a block has 512 chunks or more, unless chunks are as small as can be."""
     layout = BlockLayout.interleaved(length, count)
     assert layout.lengths.max() - layout.lengths.min() <= layout.chunk
-    assert 1 <= layout.chunk <= 1024 and layout.chunk & (layout.chunk - 1) == 0
+    assert 1 <= layout.chunk <= 8192 and layout.chunk & (layout.chunk - 1) == 0
     assert layout.chunk == 1 or layout.lengths.max() // layout.chunk >= 512
 
 

@@ -6,12 +6,16 @@ what nobody took stays, and is the residual of the next step. So nothing can be 
 A step is all or nothing. `add` swaps: the gradient's own memory receives the old residual, which `rollback` copies
 back when the step fails anywhere (a non-finite gradient on any rank, a dead peer), and `commit` forgets. This costs
 no memory; velocities, where there are any, are kept twice.
+
+Adding may wait (`add_later`): a block is added up when it is first touched, or when `add_up` says that there is time,
+because messages are under way.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl import kernels
@@ -38,11 +42,13 @@ class Momentum:
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """A stretch that was added in this step; `before` holds its residual from before the step."""
+    """A stretch of this step: its gradients, and once their blocks have been added up the residual from before it."""
 
     offset: int
     before: Tensor
-    held: bool
+    scale: float = 1.0
+    momentum: Momentum | None = None
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +75,14 @@ class Accumulator:
         self.starts = layout.starts
         self.lengths = layout.lengths
         self.device = torch.device(device)
-        self.values = _zeros(layout.length, self.device)
+        self._values = _zeros(layout.length, self.device)
         self.velocity = _zeros(layout.length, self.device) if momentum else None
         self.poisoned = False
         self._residuals = residuals
         self._updated = _zeros(layout.length, self.device) if momentum else None
         self._added: list[_Added] = []
+        self._later: list[_Added] = []  # what is to be added in the blocks that wait
+        self._waiting = np.zeros(layout.count, np.bool_)
         self._journal: list[_Touched] = []
         self._kernels = kernels.for_device(self.device)
         self._shortlist = Shortlist(layout.count) if self.device.type == "cpu" else None
@@ -82,31 +90,73 @@ class Accumulator:
 
     # --- one step -------------------------------------------------------------------------------------------------
 
+    @property
+    def values(self) -> Tensor:
+        """All of the memory, in block order."""
+        self.add_up()
+        return self._values
+
     def add(self, offset: int, gradient: Tensor, scale: float = 1.0, momentum: Momentum | None = None) -> bool:
         """Add `scale * gradient` (float32, flat). Until commit or rollback, `gradient` holds the old residual.
 
-        Returns whether all sums are finite.
+        Returns whether all sums are finite; if not, this is poisoned.
         """
+        self.add_up()
         self._follow(offset, gradient)
-        self._added.append(_Added(offset, gradient, held=False))
-        place = (self.layout.starts, self.layout.chunk, offset)
+        self._added.append(_Added(offset, gradient, scale, momentum))
+        return self._add(self._added[-1], np.ones_like(self._waiting))
+
+    def add_later(self, offset: int, gradient: Tensor, scale: float = 1.0, momentum: Momentum | None = None) -> None:
+        """`add`, block by block: when one is touched, or `add_up` says so."""
+        if not self._waiting.all():
+            self.add_up()
+        self._follow(offset, gradient)
+        self._added.append(_Added(offset, gradient, scale, momentum))
+        self._later.append(self._added[-1])
+        self._waiting[:] = True
+
+    def add_up(self, ids: Ints | None = None) -> None:
+        """Add what has waited, in these blocks (default: all). Poisoned if a sum is not finite."""
+        wanted = self._waiting.copy()
+        if ids is not None and self.starts is self.layout.starts:
+            wanted[:] = False
+            wanted[ids] = self._waiting[ids]
+        if wanted.any():
+            for added in self._later:
+                self._add(added, wanted)
+            self._waiting ^= wanted
+            if not self._waiting.any():
+                self._later.clear()
+
+    @property
+    def waits(self) -> bool:
+        """Whether any block is yet to be added up."""
+        return bool(self._later)
+
+    def _add(self, added: _Added, wanted: NDArray[np.bool_]) -> bool:
+        place = (self.layout.starts, self.layout.chunk, added.offset)
+        momentum = added.momentum
         if self.velocity is None:
-            return bool(self._kernels.accumulate(self.values, *place, gradient, scale, self._shortlist))
-        assert self._updated is not None and momentum is not None
-        fine = self._kernels.accumulate_momentum(
-            self.values,
-            self.velocity,
-            self._updated,
-            *place,
-            gradient,
-            momentum.weights,
-            scale,
-            momentum.momentum,
-            momentum.decay,
-            momentum.damping,
-            momentum.nesterov,
-            self._shortlist,
-        )
+            given = (added.before, added.scale, wanted)
+            fine = self._kernels.accumulate(self._values, *place, *given, self._shortlist)
+        else:
+            assert self._updated is not None and momentum is not None
+            fine = self._kernels.accumulate_momentum(
+                self._values,
+                self.velocity,
+                self._updated,
+                *place,
+                added.before,
+                momentum.weights,
+                added.scale,
+                momentum.momentum,
+                momentum.decay,
+                momentum.damping,
+                momentum.nesterov,
+                wanted,
+                self._shortlist,
+            )
+        self.poisoned |= not fine
         return bool(fine)
 
     def _follow(self, offset: int, stretch: Tensor) -> None:
@@ -157,6 +207,7 @@ class Accumulator:
 
     def commit(self, *, dense: bool = False) -> None:
         """End the step. After a dense one the sums are handed out in place of the gradients and leave this memory."""
+        self.add_up()
         for added in self._added:
             if dense:
                 total = torch.empty_like(added.before)
@@ -165,12 +216,13 @@ class Accumulator:
                 added.before.copy_(total)
             elif added.held:
                 place = (self.layout.starts, self.layout.chunk, added.offset)
-                self._kernels.accumulate(self.values, *place, added.before, 1.0)
+                self._kernels.accumulate(self._values, *place, added.before, 1.0, np.ones_like(self._waiting))
         self.velocity, self._updated = self._updated, self.velocity
         self._added.clear()
 
     def rollback(self) -> None:
         """End the step as if it had never begun: residual and velocity are what they were, bit for bit."""
+        self.add_up()
         for added in reversed(self._added):
             self.write(added.offset, added.before)
         self._added.clear()
@@ -184,10 +236,11 @@ class Accumulator:
 
         With `rounding`, what is taken is the nearest bf16 of each entry, and the rest of it stays.
         """
+        self.add_up(ids)
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
         assert not rounding or self.leaves_errors
-        counts, indices, values = self._take_largest(ids, budgets, rounding)
+        counts, indices, values = self._take_largest(self._values, ids, budgets, rounding)
         return self._took(SparseBlocks(ids, counts, indices, values))
 
     @property
@@ -195,11 +248,11 @@ class Accumulator:
         """Whether entries can be taken with `rounding`: no policy needs to know their own values."""
         return self._residuals == "carry"
 
-    def _take_largest(self, ids: Ints, budgets: Ints, rounding: bool = False) -> tuple[Ints, Tensor, Tensor]:
+    def _take_largest(self, values: Tensor, ids: Ints, budgets: Ints, rounding: bool) -> tuple[Ints, Tensor, Tensor]:
         firsts, stops = self.starts[ids], self.starts[ids + 1]
         listed = (ids, self._listed) if self.starts is self.layout.starts else (None, None)
         taken: tuple[Ints, Tensor, Tensor] = self._kernels.take_largest(
-            self.values, firsts, stops, budgets, *listed, rounding
+            values, firsts, stops, budgets, *listed, rounding
         )
         return taken
 
@@ -241,7 +294,7 @@ class Accumulator:
         """The `budgets[i]` entries of largest magnitude of each block `ids[i]`; they stay where they are."""
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
-        counts, indices, values = self._take_largest(ids, budgets)
+        counts, indices, values = self._take_largest(self.values, ids, budgets, rounding=False)
         found = SparseBlocks(ids, counts, indices, values)
         self.values[self.positions(found)] = values
         return found
@@ -286,6 +339,7 @@ class Accumulator:
 
     def give_back(self, entries: SparseBlocks) -> None:
         """Add entries in place: what arrived, what was dropped, or what rounding left over."""
+        self.add_up(entries.ids)
         if not len(entries) or self.poisoned:
             return
         if self._residuals != "carry":
@@ -296,7 +350,7 @@ class Accumulator:
         listed = (entries.ids, self._listed) if self.starts is self.layout.starts else ()
         if not listed and self._shortlist is not None:
             self._shortlist.give_up()
-        self._kernels.scatter_add(self.values, *added, *listed)
+        self._kernels.scatter_add(self._values, *added, *listed)
 
     def repartition(self, starts: Ints) -> None:
         """Draw other block boundaries, for methods whose blocks are stretches of natural order and move."""

@@ -11,6 +11,10 @@ from spardl.errors import ConfigError
 Ints = NDArray[np.int64]
 LONGEST = 2**31 - 1
 
+# Of interleaved blocks: chunks in each that make it a fair sample, and elements of a chunk whose memory streams as fast
+# as if all of it were one stretch.
+FAIR, LONG = 512, 8192
+
 
 @dataclass(frozen=True)
 class BlockLayout:
@@ -33,9 +37,9 @@ class BlockLayout:
 
     @staticmethod
     def interleaved(length: int, count: int) -> "BlockLayout":
-        """Chunks of a power of two, at most 1024; some 512 of them or more in each block where that is possible."""
-        fair = length // (count * 512)
-        return BlockLayout(length, count, min(1024, 1 << max(0, fair.bit_length() - 1)))
+        """Chunks of a power of two, at most LONG; some FAIR of them or more in each block where that is possible."""
+        fair = length // (count * FAIR)
+        return BlockLayout(length, count, min(LONG, 1 << max(0, fair.bit_length() - 1)))
 
     @staticmethod
     def contiguous(length: int, count: int) -> "BlockLayout":

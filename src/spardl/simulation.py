@@ -42,8 +42,9 @@ class SimulatedCluster:
         """Synchronise; returns the dense sum that each rank holds. `gradients` are left as they were."""
         density = self.config.density_at(self.steps)
         self.steps += 1
-        for memory, gradient in zip(self.memories, gradients, strict=True):
-            memory.acc.add(0, gradient.clone())
+        for method, memory, gradient in zip(self.methods, self.memories, gradients, strict=True):
+            add = memory.acc.add_later if method.about.by_blocks else memory.acc.add
+            add(0, gradient.clone())
         work = zip(self.methods, self.memories, strict=True)
         self.results = self.network.run([method.synchronize(memory, density) for method, memory in work])
         return [self._close(memory.acc, result) for memory, result in zip(self.memories, self.results, strict=True)]

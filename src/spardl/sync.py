@@ -177,14 +177,17 @@ class Synchronizer:
     def synchronize(self, group: Group, parts: Sequence[Part]) -> None:
         """Accumulate and exchange one group, or roll the step back."""
         try:
-            self.accumulate(group, parts)
+            self.accumulate(group, parts, later=True)
             self.exchange(group)
         except BaseException:
             self.abandon()
             raise
 
-    def accumulate(self, group: Group, parts: Sequence[Part]) -> None:
-        """Add one group's gradients, whose memory is ours until `finish`. Another group may be exchanged meanwhile."""
+    def accumulate(self, group: Group, parts: Sequence[Part], *, later: bool = False) -> None:
+        """Add one group's gradients, whose memory is ours until `finish`. Another group may be exchanged meanwhile.
+
+        Added `later`, the exchange does it, in part while messages travel.
+        """
         started = time.perf_counter()
         acc, offsets = group.memory.acc, group.offsets
         buffers = [_as_float(part.gradient) for part in parts]
@@ -194,8 +197,10 @@ class Synchronizer:
         for part, buffer in zip(parts, buffers, strict=True):
             if part.unused:
                 acc.hold(offsets[part.name], buffer)
-            elif not acc.add(offsets[part.name], buffer, clip / self._scale, part.momentum):
-                acc.poisoned = True
+            else:
+                acc.add_later(offsets[part.name], buffer, clip / self._scale, part.momentum)
+        if not later:
+            acc.add_up()
         group.stats.seconds_selecting += time.perf_counter() - started
 
     def exchange(self, group: Group) -> None:
@@ -217,6 +222,8 @@ class Synchronizer:
         density = self._density(group)
         dense = group.stats.dense or density >= 1.0
         method = group.dense_method if dense else group.method
+        if not method.about.by_blocks:
+            acc.add_up()
         total = self._total(group) if not dense and self._is_diagnosed else None
         result = run(method.synchronize(group.memory, density), self.transport)
         if dense:

@@ -134,6 +134,22 @@ def test_bits_per_entry_are_counted(method):
     assert 12 < report.bits_per_entry < 64
 
 
+@pytest.mark.parametrize("teams", ["auto", 1])
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+def test_what_is_found_while_messages_travel_poisons_all(workers, teams):
+    """A value that is not finite in any block of any rank, also in one that is added up after the first round began."""
+    config = SyncConfig(density=0.1, teams=teams)
+    for place in range(0, 300, 37):
+        cluster = SimulatedCluster(workers, 300, config)
+        for rank, memory in enumerate(cluster.memories):
+            gradient = torch.randn(300)
+            gradient[place] = torch.nan if rank == place % workers else 1.0
+            memory.acc.add_later(0, gradient)
+        work = zip(cluster.methods, cluster.memories, strict=True)
+        cluster.network.run([each.synchronize(memory, 0.1) for each, memory in work])
+        assert all(memory.acc.poisoned for memory in cluster.memories), f"place {place}"
+
+
 @pytest.mark.parametrize("method", SPARSE)
 def test_one_poisoned_rank_poisons_all(method):
     for workers in (2, 3, 8):

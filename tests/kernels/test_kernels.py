@@ -200,17 +200,25 @@ def stretch(data, length):
     return offset, data.draw(st.integers(0, length - offset), label="size")
 
 
+def some_blocks(layout, seed, stretch):
+    """Some or all blocks, and which elements of the stretch lie in them."""
+    wanted = np.random.default_rng(seed).random(layout.count) < (0.5 if seed % 2 else 1.0)
+    return wanted, wanted[np.arange(layout.length)[stretch] // layout.chunk % layout.count]
+
+
 @both
 @given(layout=layouts, scale=scales, seed=seeds, data=st.data())
 @examples
 def test_a_gradient_is_added_where_it_belongs_and_becomes_what_was_there(kernels, layout, scale, seed, data):
-    """Any chunk, lengths that do not divide, stretches that begin and end inside a chunk."""
+    """Any chunk, lengths that do not divide, stretches that begin and end inside a chunk; other blocks stay."""
     offset, size = stretch(data, layout.length)
     natural, gradient, order = numbers(layout.length, seed), numbers(size, seed + 1), block_order(layout)
     memory, given_gradient = tensor(natural[order]), tensor(gradient)
-    kernels.accumulate(memory, layout.starts, layout.chunk, offset, given_gradient, scale)
-    assert_same_bits(given_gradient, natural[offset : offset + size])
-    natural[offset : offset + size] += np.float32(scale) * gradient
+    wanted, here = some_blocks(layout, seed, slice(offset, offset + size))
+    kernels.accumulate(memory, layout.starts, layout.chunk, offset, given_gradient, scale, wanted)
+    before, total = natural[offset : offset + size].copy(), natural[offset : offset + size]
+    total[here] += np.float32(scale) * gradient[here]
+    assert_same_bits(given_gradient, np.where(here, before, gradient))
     assert_same_bits(memory, natural[order])
 
 
@@ -233,17 +241,19 @@ def test_momentum_adds_what_sgd_would_have_stepped_by(
     """v' = momentum v + damping (scale g + decay w); v' or its Nesterov form is added, and v stays as it was."""
     offset, size = stretch(data, layout.length)
     order, here = block_order(layout), slice(offset, offset + size)
+    wanted, mine = some_blocks(layout, seed, here)
     natural, velocity, updated = (numbers(layout.length, seed + i, kind) for i in range(3))
     gradient, weights = numbers(size, seed + 3, kind), numbers(size, seed + 4, kind)
     memory, v, v_new, g = tensor(natural[order]), tensor(velocity[order]), tensor(updated[order]), tensor(gradient)
     place = (layout.starts, layout.chunk, offset)
-    kernels.accumulate_momentum(memory, v, v_new, *place, g, tensor(weights), scale, momentum, decay, damping, nesterov)
+    rule = (scale, momentum, decay, damping, nesterov)
+    kernels.accumulate_momentum(memory, v, v_new, *place, g, tensor(weights), *rule, wanted)
     m, wd, damp, s = np.float32([momentum, decay, damping, scale])
     fresh = gradient * s + wd * weights
     speed = m * velocity[here] + damp * fresh
-    assert_same_bits(g, natural[here])
-    natural[here] += fresh + m * speed if nesterov else speed
-    updated[here] = speed
+    assert_same_bits(g, np.where(mine, natural[here], gradient))
+    natural[here] = np.where(mine, natural[here] + (fresh + m * speed if nesterov else speed), natural[here])
+    updated[here] = np.where(mine, speed, updated[here])
     assert_same_bits(memory, natural[order])
     assert_same_bits(v_new, updated[order])
     assert_same_bits(v, velocity[order])

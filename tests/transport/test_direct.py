@@ -198,6 +198,29 @@ def test_time_until_the_first_byte_is_waiting_and_not_transfer() -> None:
     assert early - early_moving > 0.55 > late - late_moving
 
 
+def busy(rank: int, workers: int) -> tuple[float, float]:
+    """Rank 0 has something else to do when its message has left."""
+    transport = DirectTransport(timeout=60)
+    started = time.monotonic()
+    (arrived,) = transport.perform(
+        Round(
+            [(1 - rank, content(rank, 0, 8))],
+            [(1 - rank, 8)],
+            "busy",
+            meanwhile=(lambda: time.sleep(0.4)) if rank == 0 else None,
+        )
+    )
+    assert torch.equal(arrived, content(1 - rank, 0, 8))
+    return time.monotonic() - started, transport.traffic.seconds
+
+
+def test_work_is_done_while_messages_travel() -> None:
+    """The peer has its message before the work is over, and the work does not count as waiting."""
+    (worked, moving), (waited, _) = on_processes(2, busy)
+    assert worked > 0.4 > waited
+    assert moving < 0.4
+
+
 # --- what goes wrong -----------------------------------------------------------------------------------------------
 
 Outcome = tuple[str, int | None, str, float]

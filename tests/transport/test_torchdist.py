@@ -27,7 +27,7 @@ def over_gloo(rank, workers, config):
     memory = Memory(acc, Codec(config.values, config.indices))
     results = []
     for step in range(STEPS):
-        acc.add(0, gradient(rank, step))
+        (acc.add_later if method.about.by_blocks else acc.add)(0, gradient(rank, step))
         result = run(method.synchronize(memory, config.density), transport)
         acc.settle(result)
         acc.commit()

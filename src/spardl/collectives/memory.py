@@ -5,6 +5,7 @@ A rank whose gradient is not finite takes part with poisoned frames; whoever ope
 end of any all-reduce every rank knows, and every rank rolls its step back.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,11 @@ class Memory:
     def lengths(self) -> Ints:
         """Of all blocks."""
         return self.acc.lengths
+
+    @property
+    def meanwhile(self) -> Callable[[], None] | None:
+        """What there is to do while messages travel: adding up the blocks that wait for it, if any do."""
+        return self.acc.add_up if self.acc.waits else None
 
     def take_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
         return self.acc.take_largest(ids, budgets)

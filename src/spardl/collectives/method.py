@@ -13,11 +13,15 @@ from spardl.sparse import SparseBlocks
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What `spardl methods` prints. k entries of n elements over P workers, d teams."""
+    """What `spardl methods` prints. k entries of n elements over P workers, d teams.
+
+    by_blocks  it touches blocks one after another, so that some can be added up while others travel
+    """
 
     paper: str
     rounds: str
     entries: str
+    by_blocks: bool = False
 
 
 @dataclass(frozen=True)

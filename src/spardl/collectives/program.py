@@ -3,8 +3,9 @@
 It opens no socket, knows no thread and measures no time; a transport drives it. `yield from` composes programs.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -17,12 +18,22 @@ class Round:
     """One message to each of some peers, one from each of some peers. The program is sent the list of arrived frames.
 
     `receive` names the capacity of each message, so that no size travels ahead. `name` is for people; both sides of a
-    message use the same, by which transports may notice ranks that run different programs.
+    message use the same, by which transports may notice ranks that run different programs. `meanwhile` is work that
+    this rank has to do anyway and that no message of the round depends on: it is done while they travel.
     """
 
     send: list[tuple[int, Tensor]]
     receive: list[tuple[int, int]]
     name: str
+    meanwhile: Callable[[], None] | None = None
+
+    def use_the_time(self) -> float:
+        """For transports, when all messages have left: do what can be done meanwhile. Seconds that it took."""
+        if self.meanwhile is None:
+            return 0.0
+        started = perf_counter()
+        self.meanwhile()
+        return perf_counter() - started
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,15 @@ class Team:
         """The rank at this distance round the ring."""
         return self.ranks[(self.position + distance) % self.size]
 
-    def exchange(self, frame: Tensor, *, to: int, source: int, capacity: int, name: str) -> Round:
+    def exchange(
+        self,
+        frame: Tensor,
+        *,
+        to: int,
+        source: int,
+        capacity: int,
+        name: str,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Round:
         """Send to the member at distance `to`, receive from the one at distance `source`."""
-        return Round([(self.member(to), frame)], [(self.member(source), capacity)], name)
+        return Round([(self.member(to), frame)], [(self.member(source), capacity)], name, meanwhile)

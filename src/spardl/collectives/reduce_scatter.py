@@ -31,6 +31,7 @@ def spar_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: i
     """Return this member's block, in the wire's format: the `own_budget` largest sums of what reached it.
 
     Lazy: a block stays dense in memory and is cut once, when it leaves, over this member's values and all that arrived.
+    Blocks that leave in later rounds are added up while the first ones travel.
     """
     for gap, sent, arriving in schedule(team.size, team.position):
         coded = memory.take_coded(sent, budgets[sent])
@@ -62,5 +63,7 @@ def _exchange(
 ) -> Program[CodedBlocks]:
     frame = memory.pack(coded, budgets[coded.ids])
     capacity = memory.capacity(arriving, budgets[arriving])
-    (received,) = yield team.exchange(frame, to=gap, source=-gap, capacity=capacity, name="spar_reduce_scatter")
+    (received,) = yield team.exchange(
+        frame, to=gap, source=-gap, capacity=capacity, name="spar_reduce_scatter", meanwhile=memory.meanwhile
+    )
     return memory.unpack(received, arriving, budgets[arriving], team.member(-gap))

@@ -29,6 +29,7 @@ class SparDL:
         paper="Zhao et al., ICDE 2024",
         rounds="2 ceil(log2 P/d) + ceil(log2 d)",
         entries="2k (P-d)/P + (k d log2 d)/P with R-SAG; 2k (P-1)/P for d = 1",
+        by_blocks=True,
     )
 
     def __init__(self, place: Place) -> None:

@@ -51,23 +51,29 @@ def _note(acc, bits, first, stop, start, low, begin, end, fill, places, amounts)
 
 
 @compiled(
-    "boolean(float32[::1], uint32[::1], int64[::1], int64, int64, float32[::1], float32,"
+    "boolean(float32[::1], uint32[::1], int64[::1], int64, int64, float32[::1], float32, boolean[::1],"
     " uint32[::1], int64[::1], int64[::1], int32[::1], float32[::1])"
 )
-def accumulate(acc, bits, starts, chunk, offset, gradient, scale, lows, edges, fills, places, amounts):
-    """acc += scale * gradient; gradient becomes what acc was before. Keeps the shortlist; says if all are finite."""
+def accumulate(acc, bits, starts, chunk, offset, gradient, scale, wanted, lows, edges, fills, places, amounts):
+    """acc += scale * gradient in the `wanted` blocks; gradient becomes what acc was before.
+
+    Keeps the shortlist; says if all are finite.
+    """
     count = starts.size - 1
     finite = True
     i = 0
     while i < gradient.size:
         place, length = _run(offset + i, offset + gradient.size, starts, count, chunk)
+        block = (offset + i) // chunk % count
+        if not wanted[block]:
+            i += length
+            continue
         length = min(length, TILE)
         old, new = acc[place : place + length], gradient[i : i + length]
         for j in range(length):
             before = old[j]
             old[j] = before + new[j] * scale
             new[j] = before
-        block = (offset + i) // chunk % count
         fills[block], fine = _note(
             acc, bits, place, place + length, starts[block],
             lows[block], edges[block], edges[block + 1], fills[block], places, amounts,
@@ -79,12 +85,12 @@ def accumulate(acc, bits, starts, chunk, offset, gradient, scale, lows, edges, f
 
 @compiled(
     "boolean(float32[::1], uint32[::1], float32[::1], float32[::1], int64[::1], int64, int64, float32[::1],"
-    " float32[::1], float32, float32, float32, float32, boolean,"
+    " float32[::1], float32, float32, float32, float32, boolean, boolean[::1],"
     " uint32[::1], int64[::1], int64[::1], int32[::1], float32[::1])"
 )
 def accumulate_momentum(
     acc, bits, velocity, updated, starts, chunk, offset, gradient, weights, scale, momentum, decay, damping, nesterov,
-    lows, edges, fills, places, amounts,
+    wanted, lows, edges, fills, places, amounts,
 ):  # fmt: skip
     """Momentum SGD's direction instead of the plain gradient; `updated` receives the new velocity."""
     count = starts.size - 1
@@ -92,6 +98,10 @@ def accumulate_momentum(
     i = 0
     while i < gradient.size:
         place, length = _run(offset + i, offset + gradient.size, starts, count, chunk)
+        block = (offset + i) // chunk % count
+        if not wanted[block]:
+            i += length
+            continue
         length = min(length, TILE)
         old, new, weight = acc[place : place + length], gradient[i : i + length], weights[i : i + length]
         slow, fast = velocity[place : place + length], updated[place : place + length]
@@ -102,7 +112,6 @@ def accumulate_momentum(
             old[j] = before + (fresh + momentum * speed if nesterov else speed)
             fast[j] = speed
             new[j] = before
-        block = (offset + i) // chunk % count
         fills[block], fine = _note(
             acc, bits, place, place + length, starts[block],
             lows[block], edges[block], edges[block + 1], fills[block], places, amounts,

@@ -13,6 +13,7 @@ from spardl.kernels import _gaps, _order, _select, _sparse, _values
 from spardl.kernels.shortlist import Shortlist
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 # The allocator returns freed memory to the system above a threshold that follows the largest block it has freed so far.
 # One large block, never touched, spares every step the page faults of getting its buffers anew.
@@ -41,15 +42,17 @@ def accumulate(
     offset: int,
     gradient: Tensor,
     scale: float,
+    wanted: Bools,
     shortlist: Shortlist | None = None,
 ) -> bool:
-    """Add `scale * gradient`, which begins at natural position `offset`; `gradient` becomes what `acc` held before.
+    """Add `scale * gradient`, which begins at natural position `offset`, in the `wanted` blocks; there `gradient`
+    becomes what `acc` held before.
 
     Says whether all sums are finite, and notes in `shortlist` where they are large.
     """
     listing = shortlist or Shortlist(len(starts) - 1)
     place = (starts, chunk, offset)
-    given = (gradient.numpy(), np.float32(scale))
+    given = (gradient.numpy(), np.float32(scale), wanted)
     return bool(_order.accumulate(acc.numpy(), _bits(acc), *place, *given, listing.lows, *listing.lists))
 
 
@@ -67,6 +70,7 @@ def accumulate_momentum(
     decay: float,
     damping: float,
     nesterov: bool,
+    wanted: Bools,
     shortlist: Shortlist | None = None,
 ) -> bool:
     """Like `accumulate`, for momentum SGD's direction: g' = scale*g + decay*w, v' = momentum*v + damping*g'.
@@ -89,6 +93,7 @@ def accumulate_momentum(
         np.float32(decay),
         np.float32(damping),
         nesterov,
+        wanted,
         listing.lows,
         *listing.lists,
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 def _places(starts: Ints, chunk: int, offset: int, length: int, device: torch.device) -> Tensor:
@@ -30,14 +31,28 @@ def all_finite(values: Tensor) -> bool:
     return bool(torch.isfinite(values).all())
 
 
+def _chosen(wanted: Bools, chunk: int, offset: int, length: int, device: torch.device) -> Tensor:
+    """Which of natural positions [offset, offset + length) lie in wanted blocks, counted from `offset`."""
+    blocks = torch.arange(offset, offset + length, device=device) // chunk % len(wanted)
+    return torch.from_numpy(wanted).to(device)[blocks].nonzero().flatten()
+
+
 def accumulate(
-    acc: Tensor, starts: Ints, chunk: int, offset: int, gradient: Tensor, scale: float, shortlist: None = None
+    acc: Tensor,
+    starts: Ints,
+    chunk: int,
+    offset: int,
+    gradient: Tensor,
+    scale: float,
+    wanted: Bools,
+    shortlist: None = None,
 ) -> bool:
-    places = _places(starts, chunk, offset, gradient.numel(), acc.device)
+    here = _chosen(wanted, chunk, offset, gradient.numel(), acc.device)
+    places = _places(starts, chunk, offset, gradient.numel(), acc.device)[here]
     before = acc[places]
-    after = before + gradient * scale
+    after = before + gradient[here] * scale
     acc[places] = after
-    gradient.copy_(before)
+    gradient[here] = before
     return all_finite(after)
 
 
@@ -55,16 +70,18 @@ def accumulate_momentum(
     decay: float,
     damping: float,
     nesterov: bool,
+    wanted: Bools,
     shortlist: None = None,
 ) -> bool:
-    places = _places(starts, chunk, offset, gradient.numel(), acc.device)
-    fresh = gradient * scale + decay * weights
+    here = _chosen(wanted, chunk, offset, gradient.numel(), acc.device)
+    places = _places(starts, chunk, offset, gradient.numel(), acc.device)[here]
+    fresh = gradient[here] * scale + decay * weights[here]
     speed = momentum * velocity[places] + damping * fresh
     before = acc[places]
     after = before + (fresh + momentum * speed if nesterov else speed)
     acc[places] = after
     updated[places] = speed
-    gradient.copy_(before)
+    gradient[here] = before
     return all_finite(after)
 
 

@@ -72,7 +72,7 @@ class DirectTransport:
         if self._ended is not None:
             raise self._ended
         try:
-            if len(operation.send) == 1 and len(operation.receive) == 1:
+            if len(operation.send) == 1 and len(operation.receive) == 1 and operation.meanwhile is None:
                 return self._swap(operation)
             return self._exchange(operation)
         except Trouble as trouble:
@@ -130,6 +130,7 @@ class DirectTransport:
         targets = [self._links[peer] for peer, _ in operation.send]
         for link, (_, frame) in zip(targets, operation.send, strict=True):
             link.post(frame, mark)
+        started += operation.use_the_time()
         for link, (_, capacity) in zip(sources, operation.receive, strict=True):
             link.expect(capacity, mark)
         waited = self._finish([*sources, *targets], started)

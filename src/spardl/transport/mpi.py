@@ -7,7 +7,7 @@ Messages go through host memory; a device's tensors are copied there and back.
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -82,8 +82,11 @@ class MPITransport:
         if isinstance(operation, AllReduce):
             self._all_reduce(operation, started)
             return None
-        frames = self._exchange(operation.send, operation.receive, operation.name)
-        self._count(1, [frame for _, frame in operation.send], frames, started)
+        busy: list[float] = []
+        frames = self._exchange(
+            operation.send, operation.receive, operation.name, lambda: busy.append(operation.use_the_time())
+        )
+        self._count(1, [frame for _, frame in operation.send], frames, started + sum(busy))
         return [frame.to(self.device) for frame in frames]
 
     def gather_texts(self, text: str) -> list[str]:
@@ -190,14 +193,21 @@ class MPITransport:
 
     # --- messages -------------------------------------------------------------------------------------------------
 
-    def _exchange(self, send: list[tuple[int, Tensor]], receive: list[tuple[int, int]], name: str) -> list[Tensor]:
-        """Send these and receive those, each cut to the bytes that came."""
+    def _exchange(
+        self,
+        send: list[tuple[int, Tensor]],
+        receive: list[tuple[int, int]],
+        name: str,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> list[Tensor]:
+        """Send these and receive those, each cut to the bytes that came; `meanwhile` runs when all are under way."""
         arriving = [_Message(peer, None, torch.empty(size, dtype=torch.uint8), leaving=False) for peer, size in receive]
         leaving = [_Message(peer, None, frame.detach().cpu().contiguous(), leaving=True) for peer, frame in send]
         messages = [*arriving, *leaving]
         try:
             for message in messages:
                 self._start(message, name)
+            meanwhile()
             self._finish(messages, name)
         except BaseException:
             _abandon(messages)

@@ -80,6 +80,7 @@ class _Run(Generic[Result]):
             seconds=0,
         )
         network.clocks[rank] = free
+        operation.use_the_time()
         for peer, _ in operation.send:
             self._try_complete(peer)
 

@@ -86,6 +86,7 @@ class TorchTransport:
             payload = self._padded(frame, operation) if self._fixed_size else frame
             leaving.append((peer, payload, self._group.send([payload], peer, self._sent[peer])))
             self._sent[peer] += 1
+        started += operation.use_the_time()
         for peer, _, work in arriving:
             self._wait(work, peer, operation.name, "sent nothing")
         for peer, _, work in leaving:
