@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from spardl.accumulator import Accumulator, Momentum
 from spardl.blocks import BlockLayout
+from spardl.kernels.crew import Crew
 from spardl.sparse import SparseBlocks
 from spardl.wire.frame import Codec
 
+CREWS = {size: Crew(size) for size in (1, 2, 3)}
 POLICIES = ("carry", "return", "partial", "local")
 seeds = st.integers(0, 2**32 - 1)
 layouts = st.builds(BlockLayout, length=st.integers(1, 120), count=st.integers(1, 5), chunk=st.integers(1, 12))
@@ -75,15 +77,15 @@ def wreck(acc, random, moves=4):
 
 
 @pytest.mark.parametrize("with_momentum", [False, True], ids=["plain", "momentum"])
-@given(layout=layouts, seed=seeds, tensors=st.integers(1, 3))
+@given(layout=layouts, seed=seeds, tensors=st.integers(1, 3), threads=st.sampled_from([1, 2, 3]))
 @examples
-def test_blocks_that_are_added_later_end_as_if_all_were_added_at_once(with_momentum, layout, seed, tensors):
+def test_blocks_that_are_added_later_end_as_if_all_were_added_at_once(with_momentum, layout, seed, tensors, threads):
     """Whatever is taken and given back in between; the gradients' memory holds the same old residuals as well."""
     cuts = [layout.length * part // tensors for part in range(tensors + 1)]
     outcomes = []
     for later in (False, True):
         random = np.random.default_rng(seed)
-        acc = Accumulator(layout, momentum=with_momentum)
+        acc = Accumulator(layout, momentum=with_momentum, crew=CREWS[threads])
         for step in range(3):
             gradients = [numbers(stop - first, seed + step + first) for first, stop in itertools.pairwise(cuts)]
             for first, gradient in zip(cuts, gradients, strict=False):

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl import kernels
 from spardl.blocks import BlockLayout
 from spardl.config import Residuals
+from spardl.kernels.crew import Bools, Crew
 from spardl.kernels.shortlist import Shortlist
 from spardl.sparse import Ints, SparseBlocks
 
@@ -70,6 +70,7 @@ class Accumulator:
         residuals: Residuals = "carry",
         momentum: bool = False,
         device: torch.device | str = "cpu",
+        crew: Crew | None = None,
     ) -> None:
         self.layout = layout
         self.starts = layout.starts
@@ -85,6 +86,7 @@ class Accumulator:
         self._waiting = np.zeros(layout.count, np.bool_)
         self._journal: list[_Touched] = []
         self._kernels = kernels.for_device(self.device)
+        self._crew = crew or Crew()
         self._shortlist = Shortlist(layout.count) if self.device.type == "cpu" else None
         self._next = 0  # the offset that would be added next, if all is added in order
 
@@ -104,7 +106,9 @@ class Accumulator:
         self.add_up()
         self._follow(offset, gradient)
         self._added.append(_Added(offset, gradient, scale, momentum))
-        return self._add(self._added[-1], np.ones_like(self._waiting))
+        fine = self._add(self._added[-1], np.ones_like(self._waiting))
+        self.poisoned |= not fine
+        return fine
 
     def add_later(self, offset: int, gradient: Tensor, scale: float = 1.0, momentum: Momentum | None = None) -> None:
         """`add`, block by block: when one is touched, or `add_up` says so."""
@@ -122,18 +126,23 @@ class Accumulator:
             wanted[:] = False
             wanted[ids] = self._waiting[ids]
         if wanted.any():
-            for added in self._later:
-                self._add(added, wanted)
+            self.poisoned |= not self._crew.share(self._add_waiting, wanted)
             self._waiting ^= wanted
             if not self._waiting.any():
                 self._later.clear()
+
+    def _add_waiting(self, wanted: Bools) -> bool:
+        fine = True
+        for added in self._later:
+            fine &= self._add(added, wanted)
+        return fine
 
     @property
     def waits(self) -> bool:
         """Whether any block is yet to be added up."""
         return bool(self._later)
 
-    def _add(self, added: _Added, wanted: NDArray[np.bool_]) -> bool:
+    def _add(self, added: _Added, wanted: Bools) -> bool:
         place = (self.layout.starts, self.layout.chunk, added.offset)
         momentum = added.momentum
         if self.velocity is None:
@@ -156,7 +165,6 @@ class Accumulator:
                 wanted,
                 self._shortlist,
             )
-        self.poisoned |= not fine
         return bool(fine)
 
     def _follow(self, offset: int, stretch: Tensor) -> None:

@@ -23,6 +23,7 @@ from spardl.collectives.program import AllReduce
 from spardl.config import SyncConfig
 from spardl.diagnosis import delta
 from spardl.errors import ConfigError
+from spardl.kernels.crew import Crew
 from spardl.metrics import GroupStats, SyncStats
 from spardl.sparse import SparseBlocks
 from spardl.transport.base import Transport, run
@@ -92,6 +93,7 @@ class Synchronizer:
         *,
         momentum: bool = False,
         device: torch.device | str = "cpu",
+        crew: Crew | None = None,
     ) -> None:
         self.config = config
         self.transport = transport
@@ -101,6 +103,7 @@ class Synchronizer:
         self._momentum = momentum
         self._device = torch.device(device)
         self._kernels = kernels.for_device(self._device)
+        self._crew = crew or Crew()
         self._loose: dict[str, _Saved] = {}
         self._common: dict[str, Any] = {}
         self._begun: list[Group] = []  # of this step; undone last first, since groups may share a controller
@@ -139,7 +142,13 @@ class Synchronizer:
         name = "dense" if workers == 1 or length < self.config.dense_below else self.config.method
         method = method_class(name)(place)
         dense_method = method if isinstance(method, Dense) else Dense(place)
-        acc = Accumulator(method.layout, residuals=self.config.residuals, momentum=self._momentum, device=self._device)
+        acc = Accumulator(
+            method.layout,
+            residuals=self.config.residuals,
+            momentum=self._momentum,
+            device=self._device,
+            crew=self._crew,
+        )
         stats = GroupStats(title, length, dense=method is dense_method)
         group = Group(members, method, dense_method, Memory(acc, Codec(self.config.values, self.config.indices)), stats)
         offset = 0

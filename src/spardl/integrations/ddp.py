@@ -32,6 +32,7 @@ from spardl.collectives.program import AllReduce
 from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError, SparDLWarning
 from spardl.integrations.momentum import LocalMomentum
+from spardl.kernels.crew import Crew, free_cores
 from spardl.metrics import SyncStats
 from spardl.planning.merging import Merging, agree
 from spardl.planning.profile import BackwardClock
@@ -109,7 +110,13 @@ class SparDLState:
         self.config.resolved_gather(self._transport.workers)  # teams that cannot work are refused here
         self._check_agreement(optimizer or None)
         self._momentum = self._move_momentum(optimizer)
-        self.sync = Synchronizer(self.config, self._transport, momentum=self._momentum is not None, device=device)
+        # Gradients before their buckets: only where backward tells them one by one, in the thread that runs it.
+        several = self.config.merge is not None or self.config.groups != "model"
+        self._early = several and device.type == "cpu" and not self._may_skip and self.config.groups != "bucket"
+        # One group begins when backward is over and its cores are free; several must leave them to it.
+        crew = Crew(1 if several or device.type != "cpu" else free_cores(self._transport.gather_texts))
+        momentum = self._momentum is not None
+        self.sync = Synchronizer(self.config, self._transport, momentum=momentum, device=device, crew=crew)
         self.sync.regroup(self._initial_groups())
         self._inherit_velocities()
         # Only a CPU needs a thread to overlap; on other devices the stream does it.
@@ -122,11 +129,8 @@ class SparDLState:
         self._pending: list[tuple[Future[Tensor], Tensor]] = []
         self._failure: BaseException | None = None
         model.register_forward_pre_hook(self._before_forward)
-        # Gradients before their buckets: only where backward tells them one by one, in the thread that runs it.
         self.merging: Merging | None = None
         self._clock = BackwardClock() if self.config.merge is not None else None
-        self._early = device.type == "cpu" and not self._may_skip and self.config.groups != "bucket"
-        self._early &= self._clock is not None or isinstance(self.config.groups, int)
         self._adder = ThreadPoolExecutor(1, thread_name_prefix="spardl-adder") if self._early else None
         if self._early:
             sys.setswitchinterval(min(sys.getswitchinterval(), HANDOVER_S))

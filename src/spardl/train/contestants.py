@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from spardl.blocks import entries
 from spardl.config import SyncConfig
+from spardl.kernels.crew import Crew
 from spardl.metrics import GroupStats
 from spardl.sync import Member, Part, Synchronizer
 from spardl.train.limits import VALUE_BYTES, ring_share, sparse_bytes
@@ -75,10 +76,10 @@ class Ours:
 
     settles = 6
 
-    def __init__(self, config: SyncConfig, vector: Vector, transport: Transport, steps: int) -> None:
+    def __init__(self, config: SyncConfig, vector: Vector, transport: Transport, steps: int, crew: Crew) -> None:
         # A small vector is still synchronised by the method that was asked for.
         config = dataclasses.replace(config, dense_below=0)
-        self._sync = Synchronizer(config, transport)
+        self._sync = Synchronizer(config, transport, crew=crew)
         self._sync.regroup([[Member("bench", vector.elements)]])
         (self._group,) = self._sync.groups
         self._before = GroupStats("before", 0)

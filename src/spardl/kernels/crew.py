@@ -1,0 +1,44 @@
+"""Threads that share the blocks of a loop, where there are cores for them."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Bools = NDArray[np.bool_]
+
+
+class Crew:
+    """So many threads, the caller's among them. Loops let go of Python's lock, so they run side by side."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+        self._others = ThreadPoolExecutor(size - 1, thread_name_prefix="spardl-crew") if size > 1 else None
+
+    def share(self, job: Callable[[Bools], bool], wanted: Bools) -> bool:
+        """Do the `job` of the wanted blocks, each thread for some of them. Whether it went well for all."""
+        if self._others is None:
+            return job(wanted)
+        blocks = np.flatnonzero(wanted)
+        shares = [np.isin(np.arange(wanted.size), some) for some in np.array_split(blocks, self.size) if some.size]
+        others = [self._others.submit(job, some) for some in shares[1:]]
+        return all([job(shares[0]), *(other.result() for other in others)]) if shares else True
+
+
+def free_cores(gather: Callable[[str], list[str]]) -> int:
+    """How many threads each rank may use: its share of the machine's cores, and no more than torch may. Collective."""
+    machines = gather(_machine())
+    sharing = machines.count(_machine())
+    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // sharing))
+
+
+def _machine() -> str:
+    """What ranks on one machine have in common, whatever containers or addresses they have."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return os.uname().nodename
