@@ -1,5 +1,6 @@
 """Threads share blocks, each block with one of them; ranks that share a machine share its cores."""
 
+import json
 import os
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from spardl.kernels import crew
-from spardl.kernels.crew import Crew, free_cores
+from spardl.kernels.crew import Crew, cores_each, free_cores
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -34,6 +35,8 @@ def test_one_bad_block_is_bad_for_all(size: int, bad: int) -> None:
 def test_ranks_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
-    assert free_cores(lambda mine: [mine, "other", "other"]) == 5, "torch may use no more"
-    assert free_cores(lambda mine: [mine, mine, mine, "other"]) == 4
+    other = json.dumps(["another machine", 12])
+    assert free_cores(lambda mine: [mine, other, other]) == 5, "torch may use no more"
+    assert free_cores(lambda mine: [mine, mine, mine, other]) == 4
     assert free_cores(lambda mine: [mine] * 30) == 1
+    assert cores_each(lambda mine: [mine, other, mine, json.dumps(["small", 1])]) == [6, 12, 6, 1]

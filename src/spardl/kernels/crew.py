@@ -1,6 +1,8 @@
 """Threads that share the blocks of a loop, where there are cores for them."""
 
+import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,9 +33,14 @@ class Crew:
 
 def free_cores(gather: Callable[[str], list[str]]) -> int:
     """How many threads each rank may use: its share of the machine's cores, and no more than torch may. Collective."""
-    machines = gather(_machine())
-    sharing = machines.count(_machine())
-    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // sharing))
+    return max(1, min(torch.get_num_threads(), int(min(cores_each(gather)))))
+
+
+def cores_each(gather: Callable[[str], list[str]]) -> list[float]:
+    """Every rank's share of the cores of its machine, in rank order. Collective."""
+    known = [json.loads(text) for text in gather(json.dumps([_machine(), len(os.sched_getaffinity(0))]))]
+    sharing = Counter(machine for machine, _ in known)
+    return [cores / sharing[machine] for machine, cores in known]
 
 
 def _machine() -> str:

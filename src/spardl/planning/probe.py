@@ -1,14 +1,18 @@
 """What groups cost on the ranks and links at hand: the method itself is timed at a few sizes before planning.
 
-Collective: every rank measures at the same time, and all of them get the same numbers.
+Collective: every rank measures at the same time, and all of them get the same numbers. Where ranks share cores, an
+exchange takes longer while backward works, because it waits for its turn at every message; so there it is timed again,
+with work on the side.
 """
 
+import contextlib
 import json
 import math
 import statistics
 import sys
-import time
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +20,7 @@ import torch
 
 from spardl.accumulator import Momentum
 from spardl.config import SyncConfig
+from spardl.kernels.crew import cores_each
 from spardl.planning.cost import Cost, CostModel, DensityCost, Measured
 from spardl.sync import Member, Part, Synchronizer
 from spardl.transport.base import Transport
@@ -26,7 +31,8 @@ SIZES = 6
 SMALLEST, LARGEST = 256, 1 << 22  # elements; a plan goes on in proportion beyond
 LARGEST_DENSE = 1 << 17  # the links for which sparse methods are made take long over more
 REPEATS = 4
-CROWDED = 1.3  # times its share of a core that a selection may take before cores count as shared
+ROOMY = 2  # cores for each rank, one of which backward leaves to the communication thread
+SIDE = 192  # of the matrices that stand for backward: some tenths of a millisecond each
 BETWEEN = 3  # densities at which LAGS has its exchange timed, the ends included
 
 
@@ -38,13 +44,15 @@ class Gathering(Transport, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Selection of a sparse group, its exchange by density, and a dense exchange: seconds over elements.
+    """Seconds over elements: of a sparse group its selection and, by density, its exchange; of a dense one what this
+    rank does itself, and the exchange.
 
-    crowded  whether ranks had to wait for a core while they selected, so that backward will stand still meanwhile
+    crowded  whether backward and selection share a core, so that it stands still meanwhile
     """
 
     selection: Measured
     exchanges: tuple[tuple[float, Measured], ...]
+    dense_work: Measured
     dense: Measured
     density: float
     dense_below: int
@@ -55,7 +63,7 @@ class Costs:
         exchange and leaves backward alone."""
         at = self.density if density is None else density
         return CostModel(
-            selection=lambda elements: 0.0 if elements < self.dense_below else self.selection(elements),
+            selection=lambda elements: (self.dense_work if elements < self.dense_below else self.selection)(elements),
             exchange=lambda elements: self.exchange(elements, at),
             selection_blocks=self.crowded,
         )
@@ -78,19 +86,43 @@ def measure(
     density = config.density_at(sys.maxsize)
     densities = _densities(config, density)
     sparse = replace(config, dense_below=0, merge=None, density_range=None, delta_every=0)
+    dense = replace(sparse, method="dense", density=1.0)
     clock = _Clock(transport, momentum, torch.device(device))
-    timings = {each: clock.time(replace(sparse, density=each), elements) for each in densities}
-    dense = clock.time(replace(sparse, method="dense", density=1.0), min(elements, LARGEST_DENSE))
-    at_target = timings[density]
-    exchanges = {each: Measured.of([(size, moving) for size, _, moving in timings[each]]) for each in densities}
+    alone = clock.time(replace(sparse, density=density), elements)
+    alone_dense = clock.time(dense, min(elements, LARGEST_DENSE))
+    crowded = min(cores_each(transport.gather_texts)) < ROOMY
+    with _work_on_the_side() if crowded else contextlib.nullcontext():
+        moving = {each: clock.time(replace(sparse, density=each), elements) for each in densities}
+        moving_dense = clock.time(dense, min(elements, LARGEST_DENSE))
+    exchanges = {each: Measured.of([(size, moved) for size, _, moved in moving[each]]) for each in densities}
     return Costs(
-        selection=Measured.of([(size, selecting) for size, selecting, _ in at_target]),
+        selection=Measured.of([(size, selecting) for size, selecting, _ in alone]),
         exchanges=tuple(exchanges.items()),
-        dense=Measured.of([(size, selecting + moving) for size, selecting, moving in dense]),
+        dense_work=Measured.of([(size, working) for size, working, _ in alone_dense]),
+        dense=Measured.of([(size, moved) for size, _, moved in moving_dense]),
         density=density,
         dense_below=config.dense_below,
-        crowded=clock.crowding() > CROWDED,
+        crowded=crowded,
     )
+
+
+@contextlib.contextmanager
+def _work_on_the_side() -> Iterator[None]:
+    """A thread that computes as backward does: without Python's lock, but for a moment now and then."""
+    over = threading.Event()
+
+    def work() -> None:
+        left, right, product = torch.randn(3, SIDE, SIDE)
+        while not over.is_set():
+            torch.mm(left, right, out=product)
+
+    worker = threading.Thread(target=work, name="spardl-probe", daemon=True)
+    worker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        worker.join()
 
 
 def _densities(config: SyncConfig, density: float) -> list[float]:
@@ -116,14 +148,6 @@ class _Clock:
     transport: Gathering
     momentum: bool
     device: torch.device
-    spent: list[tuple[float, float]] = field(default_factory=list)  # seconds selecting, and on a core meanwhile
-
-    def crowding(self) -> float:
-        """How much longer selections took than the time that they had a core, over all ranks."""
-        mine = [math.fsum(column) for column in zip(*self.spent, strict=True)]
-        everyone = [json.loads(text) for text in self.transport.gather_texts(json.dumps(mine))]
-        walls, cores = (math.fsum(column) for column in zip(*everyone, strict=True))
-        return walls / cores if cores else 1.0
 
     def time(self, config: SyncConfig, elements: int) -> list[tuple[int, float, float]]:
         """(size, seconds selecting, seconds exchanging), medians over repetitions, means over ranks."""
@@ -145,12 +169,10 @@ class _Clock:
         for _ in range(1 + REPEATS):
             gradient = torch.randn(size, generator=generator).to(self.device)
             group.stats = replace(group.stats, seconds_selecting=0.0, seconds_waiting=0.0, seconds_transferring=0.0)
-            working = time.thread_time()
             sync.begin()
             sync.synchronize(group, [Part("probe", gradient, momentum)])
             sync.finish()
             selecting.append(group.stats.seconds_selecting)
-            self.spent.append((selecting[-1], time.thread_time() - working))
             moving.append(group.stats.seconds_waiting + group.stats.seconds_transferring)
         # The first one warms up.
         return statistics.median(selecting[1:]), max(0.0, statistics.median(moving[1:]))
