@@ -53,14 +53,15 @@ def group(name="layer", **numbers):
     return GroupStats(name, elements=1000, **numbers)
 
 
-def test_a_step_is_split_into_selecting_waiting_and_transferring():
+def test_a_step_is_split_into_selecting_packing_waiting_and_transferring():
     stats, before, after = group(), Traffic(), Traffic()
     after.count(rounds=1, messages=1, sent=100, received=100, seconds=0.1)
     after.count(rounds=1, messages=1, sent=100, received=100, seconds=0.4)
-    stats.observe(before, after, seconds=0.7)
+    stats.observe(before, after, seconds=0.75, packing=0.05)
     assert (stats.rounds, stats.messages, stats.bytes_sent) == (2, 2, 200)
     assert stats.seconds_transferring == pytest.approx(0.2)
     assert stats.seconds_waiting == pytest.approx(0.3)
+    assert stats.seconds_packing == pytest.approx(0.05)
     assert stats.seconds_selecting == pytest.approx(0.2)
 
 

@@ -66,6 +66,7 @@ class GroupStats:
     entries_sent: int = 0
     entries: int = 0
     seconds_selecting: float = 0.0
+    seconds_packing: float = 0.0
     seconds_waiting: float = 0.0
     seconds_transferring: float = 0.0
     delta: float | None = None
@@ -83,13 +84,13 @@ class GroupStats:
     def include(self, other: "GroupStats") -> None:
         for name in ("elements", "rounds", "messages", "bytes_sent", "entries_sent", "entries"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("seconds_selecting", "seconds_waiting", "seconds_transferring"):
+        for name in ("seconds_selecting", "seconds_packing", "seconds_waiting", "seconds_transferring"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.steps = max(self.steps, other.steps)
         self.skipped = max(self.skipped, other.skipped)
 
-    def observe(self, before: Traffic, after: Traffic, seconds: float) -> None:
-        """Count one step's traffic; what was not spent in the transport was spent selecting."""
+    def observe(self, before: Traffic, after: Traffic, seconds: float, packing: float) -> None:
+        """Count one step's traffic; what was spent neither in the transport nor on frames was spent selecting."""
         self.rounds += after.rounds - before.rounds
         self.messages += after.messages - before.messages
         self.bytes_sent += after.bytes_sent - before.bytes_sent
@@ -97,7 +98,8 @@ class GroupStats:
         transferring = after.seconds_transferring - before.seconds_transferring
         self.seconds_transferring += transferring
         self.seconds_waiting += transport - transferring
-        self.seconds_selecting += seconds - transport
+        self.seconds_packing += packing
+        self.seconds_selecting += seconds - transport - packing
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "density": self.density, "bits_per_entry": self.bits_per_entry}

@@ -215,7 +215,7 @@ class Synchronizer:
     def exchange(self, group: Group) -> None:
         """Exchange what was accumulated. After an error, `abandon` the step."""
         started, before = time.perf_counter(), self.transport.traffic.copy()
-        sent = group.memory.entries_sent
+        sent, packed = group.memory.entries_sent, group.memory.seconds_packing
         assert group.outcome is not None
         group.outcome.controller = group.method.state_dict()
         try:
@@ -224,7 +224,8 @@ class Synchronizer:
             error.add_note(f"while synchronising the group {group.stats.name}")
             raise
         group.stats.entries_sent += group.memory.entries_sent - sent
-        group.stats.observe(before, self.transport.traffic, time.perf_counter() - started)
+        packing = group.memory.seconds_packing - packed
+        group.stats.observe(before, self.transport.traffic, time.perf_counter() - started, packing)
 
     def _exchange(self, group: Group, outcome: _Outcome) -> None:
         acc, parts = group.memory.acc, outcome.parts

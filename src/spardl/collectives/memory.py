@@ -7,6 +7,7 @@ end of any all-reduce every rank knows, and every rank rolls its step back.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -80,18 +81,28 @@ class Memory:
         """Indices that have left this rank, with or without values, since it was made."""
         return self._sent.entries
 
+    @property
+    def seconds_packing(self) -> float:
+        """Spent on making and opening frames, since it was made."""
+        return self._sent.seconds
+
     def pack(self, coded: CodedBlocks, budgets: Ints) -> Tensor:
+        started = perf_counter()
         if self.acc.poisoned:
             coded = self._nothing(coded.ids)
+        frame = self.codec.pack(coded, self.lengths[coded.ids], budgets, poisoned=self.acc.poisoned)
         self._sent.entries += int(coded.counts.sum())
-        return self.codec.pack(coded, self.lengths[coded.ids], budgets, poisoned=self.acc.poisoned)
+        self._sent.seconds += perf_counter() - started
+        return frame
 
     def capacity(self, ids: Ints, budgets: Ints) -> int:
         return self.codec.capacity(self.lengths[ids], budgets)
 
     def unpack(self, frame: Tensor, ids: Ints, budgets: Ints, peer: int) -> CodedBlocks:
         """The blocks `ids` that `peer` sent, checked."""
+        started = perf_counter()
         coded = self.codec.unpack(frame, ids, self.lengths[ids], budgets, peer)
+        self._sent.seconds += perf_counter() - started
         if coded is None:
             self.acc.poisoned = True
             return self._nothing(ids)
@@ -132,6 +143,7 @@ class Memory:
 @dataclass(slots=True)
 class _Sent:
     entries: int = 0
+    seconds: float = 0.0
 
 
 def _where(entries: SparseBlocks, mask: Tensor) -> SparseBlocks:

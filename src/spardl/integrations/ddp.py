@@ -457,7 +457,8 @@ class SyncHandle:
         return self.state.merging
 
     def stats(self) -> SyncStats:
-        """Per group and in total: entries, bytes, bits per entry, density, time selecting, waiting, transferring."""
+        """Per group and in total: entries, bytes, bits per entry, density; seconds selecting, packing, waiting and
+        transferring."""
         self.state.wait()
         return self.state.sync.stats()
 

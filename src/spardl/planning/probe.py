@@ -21,6 +21,7 @@ import torch
 from spardl.accumulator import Momentum
 from spardl.config import SyncConfig
 from spardl.kernels.crew import cores_each
+from spardl.metrics import GroupStats
 from spardl.planning.cost import Cost, CostModel, DensityCost, Measured
 from spardl.sync import Member, Part, Synchronizer
 from spardl.transport.base import Transport
@@ -168,11 +169,11 @@ class _Clock:
         selecting, moving = [], []
         for _ in range(1 + REPEATS):
             gradient = torch.randn(size, generator=generator).to(self.device)
-            group.stats = replace(group.stats, seconds_selecting=0.0, seconds_waiting=0.0, seconds_transferring=0.0)
+            group.stats = GroupStats(group.stats.name, size, dense=group.stats.dense)
             sync.begin()
             sync.synchronize(group, [Part("probe", gradient, momentum)])
             sync.finish()
-            selecting.append(group.stats.seconds_selecting)
+            selecting.append(group.stats.seconds_selecting + group.stats.seconds_packing)
             moving.append(group.stats.seconds_waiting + group.stats.seconds_transferring)
         # The first one warms up.
         return statistics.median(selecting[1:]), max(0.0, statistics.median(moving[1:]))

@@ -12,7 +12,8 @@ from spardl.train.settings import TrainSettings
 
 @dataclass(frozen=True)
 class Costs:
-    """What synchronisation has cost one rank over some steps. `places` are elements times steps."""
+    """What synchronisation has cost one rank over some steps. `places` are elements times steps; selecting is all that
+    the rank does itself, packing included."""
 
     rounds: float = 0
     bytes_sent: float = 0
@@ -31,7 +32,7 @@ class Costs:
             entries_sent=total.entries_sent,
             entries=total.entries,
             places=total.elements * total.steps,
-            seconds_selecting=total.seconds_selecting,
+            seconds_selecting=total.seconds_selecting + total.seconds_packing,
             seconds_waiting=total.seconds_waiting,
             seconds_transferring=total.seconds_transferring,
         )
