@@ -31,6 +31,7 @@ PICTURE = "{picture}"  # stands for a file beside the records
 
 # What people would choose from. In the three main settings everybody takes part; where the line is slow, of those that
 # send everything only torch's own.
+TWO = ("--methods", "dense,spardl")
 SOME = ("--methods", "dense,topka,oktopk,spardl", "--peers", "all")
 EVERYBODY = ("--methods", "all", "--peers", "all")
 SPARSE = ",".join(name for name in METHODS if name == "dense" or not sends_everything(name))
@@ -71,29 +72,32 @@ def turns(repetitions: int, warmup: int = 1) -> tuple[str, ...]:
 
 
 JOBS = (
-    Job("sync-4-1gbit", "all methods, 4 hosts at 1 Gbit/s", bench(*VGG16, *EVERYBODY, *turns(9, 2)), 4, "1gbit", 95),
+    Job("duel-4-1gbit", "dense and spardl, 4 hosts at 1 Gbit/s", bench(*VGG16, *TWO, *turns(21, 2)), 4, "1gbit", 40),
+    Job("duel-4-200mbit", "dense and spardl, 4 hosts at 200 Mbit/s", bench(*VGG16, *TWO, *turns(9)), 4, "200mbit", 60),
+    Job("duel-8-200mbit", "dense and spardl, 8 hosts at 200 Mbit/s", bench(*VGG16, *TWO, *turns(9)), 8, "200mbit", 75),
+    Job("sync-4-1gbit", "all methods, 4 hosts at 1 Gbit/s", bench(*VGG16, *EVERYBODY, *turns(7, 2)), 4, "1gbit", 95),
     Job(
-        "sync-4-200mbit", "all methods, 4 hosts at 200 Mbit/s", bench(*VGG16, *ALL_SPARSE, *turns(7)), 4, "200mbit", 100
+        "sync-4-200mbit", "all methods, 4 hosts at 200 Mbit/s", bench(*VGG16, *ALL_SPARSE, *turns(5)), 4, "200mbit", 80
     ),
     Job(
-        "sync-8-200mbit", "all methods, 8 hosts at 200 Mbit/s", bench(*VGG16, *ALL_SPARSE, *turns(7)), 8, "200mbit", 170
+        "sync-8-200mbit", "all methods, 8 hosts at 200 Mbit/s", bench(*VGG16, *ALL_SPARSE, *turns(4)), 8, "200mbit", 130
     ),
     Job(
         "sizes",
         "gradients from ten thousand to thirty million elements",
-        bench("--elements", "1e4,1e5,1e6,1e7,3e7", *SOME, *turns(7)),
+        bench("--elements", "1e4,1e5,1e6,1e7,3e7", *SOME, *turns(5)),
         4,
         "1gbit",
         90,
     ),
-    Job("rate-100mbit", "lines of 100 Mbit/s", bench(*VGG16, *SOME, *turns(3)), 4, "100mbit", 70),
+    Job("rate-100mbit", "lines of 100 Mbit/s", bench(*VGG16, *SOME, *turns(2)), 4, "100mbit", 65),
     Job("rate-5gbit", "lines of 5 Gbit/s", bench(*VGG16, *SOME, *turns(7)), 4, "5gbit", 40),
     Job("workers-2", "2 hosts", bench(*VGG16, *SOME, *turns(7)), 2, "200mbit", 60),
-    Job("workers-16", "16 hosts", bench(*VGG16, *SOME, *turns(2)), 16, "200mbit", 160),
+    Job("workers-16", "16 hosts", bench(*VGG16, *TWO, *turns(3)), 16, "200mbit", 70),
     Job(
         "densities",
         "densities from 10 % to 0.01 %",
-        bench(*VGG16, "--densities", "0.1,0.01,0.001,0.0001", *SOME, *turns(3)),
+        bench(*VGG16, "--densities", "0.1,0.01,0.001,0.0001", *SOME, *turns(2)),
         4,
         "200mbit",
         110,

@@ -11,7 +11,7 @@ from spardl.train.match import PEERS, sends_everything
 Record = dict[str, Any]
 
 # The settings of the first two targets, and how many times faster than dense spardl is to be there.
-MAIN = {"sync-4-1gbit": 12.0, "sync-4-200mbit": 40.0, "sync-8-200mbit": 30.0}
+MAIN = {"4-1gbit": 12.0, "4-200mbit": 40.0, "8-200mbit": 30.0}
 AGAINST_HANDWRITTEN = 5.0
 ROUND_S, SOCKETS = 0.5e-3, 1.5
 TRAINING = 4.0
@@ -23,13 +23,7 @@ _CROWDED = (
     "all ranks share two cores, and a step moves five times the gradient through memory on each of them:"
     " computing, not the line, is what takes the time"
 )
-REASONS: dict[str, str] = {
-    "sync-4-1gbit/dense": _CROWDED,
-    "sync-4-200mbit/dense": _CROWDED,
-    "sync-8-200mbit/dense": _CROWDED,
-    "duration": "the first whole run; its longest parts have been shortened since, and not been run again yet",
-    "latency/2": "a round is called from Python, whose own cost is as large as a message between two sockets",
-}
+REASONS: dict[str, str] = {f"{kind}-{setting}/dense": _CROWDED for kind in ("duel", "sync") for setting in MAIN}
 
 
 @dataclass(frozen=True)
@@ -70,10 +64,13 @@ def targets(results: Results) -> list[Target]:
 
 
 def _against_dense(results: Results) -> Iterator[Target]:
-    for name, wanted in MAIN.items():
+    """Judged twice: with the two alone, taking turns, and beside all others, whose memory pushes theirs from caches."""
+    settings = [(kind + name, wanted) for name, wanted in MAIN.items() for kind in ("duel-", "sync-")]
+    for name, wanted in settings:
+        company = "the two alone" if name.startswith("duel") else "beside all others"
         key, text = (
             f"{name}/dense",
-            f"{_where(results, name)}: at least {wanted:g}x faster than torch's dense all-reduce",
+            f"{_where(results, name)}: at least {wanted:g}x faster than torch's dense all-reduce, {company}",
         )
         if name not in results.records:
             yield Target("1", key, text)
@@ -83,7 +80,7 @@ def _against_dense(results: Results) -> Iterator[Target]:
 
 
 def _against_others(results: Results) -> Iterator[Target]:
-    for name in MAIN:
+    for name in (f"sync-{setting}" for setting in MAIN):
         where = _where(results, name)
         if name not in results.records:
             yield Target("2", f"{name}/others", f"{where}: faster than all others")

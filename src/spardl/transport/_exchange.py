@@ -30,6 +30,7 @@ _WORDS = 21
 UNSENT, UNHEARD, UNEXPECTED, UNFINISHED = -1, -2, -3, -4
 
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_NOW = int(socket.MSG_DONTWAIT)
 _WHOLE = int(socket.MSG_WAITALL)
 _MONOTONIC = 1
 
@@ -47,10 +48,11 @@ def record() -> "np.ndarray[Any, np.dtype[np.int64]]":
     return words
 
 
-def _exchange(mark, to, out, payload, size, source, into, buffer):  # type: ignore[no-untyped-def]
+def _exchange(mark, to, out, payload, size, source, into, buffer, looks):  # type: ignore[no-untyped-def]
     """Send `size` bytes from `payload` on line `to`; receive a payload into `buffer` on line `source`.
 
-    `out` and `into` are the lines' records. Returns how it ended, and for how many seconds the answer was waited for.
+    `out` and `into` are the lines' records. Looks for the answer so many times before it lets the core go. Returns how
+    it ended, and for how many seconds the answer was waited for.
     """
     base = into.ctypes.data
     out[OUT], out[OUT + 1] = size, mark | out[SENDING]
@@ -61,7 +63,12 @@ def _exchange(mark, to, out, payload, size, source, into, buffer):  # type: igno
         return UNSENT, 0.0
     _clock_gettime(_MONOTONIC, base + 8 * _CLOCK)
     before = 1_000_000_000 * into[_CLOCK] + into[_CLOCK + 1]
-    into[HEARD] = _recv(source, base + 8 * IN, HEADER, _WHOLE)
+    into[HEARD] = -1
+    while looks > 0 and into[HEARD] < 0:
+        into[HEARD] = _recv(source, base + 8 * IN, HEADER, _NOW)
+        looks -= 1
+    if into[HEARD] < 0:
+        into[HEARD] = _recv(source, base + 8 * IN, HEADER, _WHOLE)
     _clock_gettime(_MONOTONIC, base + 8 * _CLOCK)
     waited = 1e-9 * (1_000_000_000 * into[_CLOCK] + into[_CLOCK + 1] - before)
     if into[HEARD] != HEADER:
@@ -78,7 +85,7 @@ def _exchange(mark, to, out, payload, size, source, into, buffer):  # type: igno
 
 
 exchange = njit(
-    "Tuple((int64, float64))(int64, int64, int64[::1], int64, int64, int64, int64[::1], uint8[::1])",
+    "Tuple((int64, float64))(int64, int64, int64[::1], int64, int64, int64, int64[::1], uint8[::1], int64)",
     cache=True,
     nogil=True,
     boundscheck=False,

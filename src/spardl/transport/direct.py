@@ -2,8 +2,10 @@
 
 Nothing has to be started for it: ranks find each other through the process group that they are in, whose all-reduce
 stays in use as well. A round of one message each way is one compiled call; any other, and whatever that call could not
-finish, is a loop that sends and receives wherever it can until all messages are complete. Waits block at once: looking
-again and again for even a few microseconds takes the core from the rank that is waited for.
+finish, is a loop that sends and receives wherever it can until all messages are complete.
+
+Where ranks share cores, waits block at once: looking again for even a few microseconds takes the core from the rank
+that is waited for. A rank with a core of its own looks a few times first: being woken takes longer than a message.
 """
 
 import os
@@ -22,9 +24,12 @@ from torch import Tensor, from_numpy
 from spardl import kernels
 from spardl.collectives.program import AllReduce, Operation, Round
 from spardl.errors import ConfigError, PeerError, ProtocolError, SparDLError, SparDLWarning
+from spardl.kernels.crew import cores_each
 from spardl.transport.link import Gone, Link, Silent, Trouble, Wrong, mark_of
 from spardl.transport.mesh import Unreachable, connect_all, own_address
 from spardl.transport.torchdist import Group, TorchTransport
+
+LOOKS = 100  # some tens of microseconds
 
 LONGEST_POLL_MS = (1 << 31) - 1
 
@@ -61,6 +66,7 @@ class DirectTransport:
         self._timeout = timeout
         self._links: dict[int, Link] = {}
         self._ended: SparDLError | None = None
+        self._looks = LOOKS if min(cores_each(self.gather_texts)) >= 1 else 0
         self._swap_now = kernels.load("spardl.transport._exchange").exchange
         lines = connect_all(self.rank, own_address(self.addresses[self.rank]), self.gather_texts, timeout=timeout)
         self._links = {peer: Link(peer, line, timeout) for peer, line in lines.items()}
@@ -107,7 +113,7 @@ class DirectTransport:
         sent = frame.numel()
         buffer = empty(capacity, _BYTE)
         received, waited = self._swap_now(
-            mark, there.fd, there.words, frame.data_ptr(), sent, here.fd, here.words, buffer
+            mark, there.fd, there.words, frame.data_ptr(), sent, here.fd, here.words, buffer, self._looks
         )
         if received >= 0:
             arrived = from_numpy(buffer if received == capacity else buffer[:received])
