@@ -8,12 +8,8 @@ and a second thread accumulates it while the one before travels.
 """
 
 import contextlib
-import os
-import sys
-import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -33,6 +29,7 @@ from spardl.collectives.method import method_class
 from spardl.collectives.program import AllReduce
 from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError, SparDLWarning
+from spardl.integrations.lanes import Lanes
 from spardl.integrations.momentum import LocalMomentum
 from spardl.kernels.crew import Crew, free_cores
 from spardl.metrics import SyncStats
@@ -42,25 +39,9 @@ from spardl.sync import Group, Member, Part, Synchronizer, partition
 from spardl.transport.choice import transport_named
 from spardl.transport.torchdist import Group as ProcessGroup
 
-# Backward calls into Python for every gradient while the communication thread works. By default Python lets a thread
-# wait 5 ms for its turn, which over a hundred gradients costs more than overlap brings.
-HANDOVER_S = 2e-4
-
-# Where ranks share cores, a communication thread would wait for its turn at every message: this many steps of niceness
-# put it before backward. Only who may raise priorities (root, CAP_SYS_NICE) gets that.
-AHEAD = 10
-
 # Steps whose backward is not measured, after DDP's buckets are final, and steps that are.
 WARM_UP = 2
 MEASURED = 5
-
-
-def _go_first() -> None:
-    """This thread has little to do, and others wait for it: it comes before backward, where the system allows that."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            mine = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, mine, os.getpriority(os.PRIO_PROCESS, mine) - AHEAD)
 
 
 def attach(
@@ -133,9 +114,7 @@ class SparDLState:
         self.sync = Synchronizer(self.config, self._transport, momentum=momentum, device=device, crew=crew)
         self.sync.regroup(self._initial_groups())
         self._inherit_velocities()
-        # Only a CPU needs a thread to overlap; on other devices the stream does it.
-        hurry = _go_first if self._early else None
-        self._thread = ThreadPoolExecutor(1, "spardl", hurry) if device.type == "cpu" else None
+        self._lanes = Lanes(threads=device.type == "cpu", ahead=self._early)
         self._begun = 0
         self._open = False
         self._hyper: dict[str, Momentum] = {}
@@ -146,9 +125,6 @@ class SparDLState:
         model.register_forward_pre_hook(self._before_forward)
         self.merging: Merging | None = None
         self._clock = BackwardClock() if self.config.merge is not None else None
-        self._adder = ThreadPoolExecutor(1, "spardl-adder", hurry) if self._early else None
-        if self._early:
-            sys.setswitchinterval(min(sys.getswitchinterval(), HANDOVER_S))
         self._awaited = False
         self._views: dict[str, Tensor] = {}  # where DDP keeps each gradient, once its buckets are final
         self._last: str | None = None  # the gradient that is on its way into DDP's memory
@@ -243,10 +219,10 @@ class SparDLState:
             self._started += 1
 
     def _start(self, group: Group, parts: list[Part]) -> None:
-        if self._adder is None:
+        if not self._lanes.run_ahead:
             self._run(lambda: self._synchronize(group, parts))
             return
-        added = self._adder.submit(self._accumulate, group, parts)
+        added = self._lanes.prepare(lambda: self._accumulate(group, parts))
 
         def exchange() -> None:
             added.result()
@@ -329,10 +305,7 @@ class SparDLState:
                 hook.remove()
 
     def _run(self, job: Callable[[], None]) -> None:
-        if self._thread is None:
-            self._guarded(job)
-        else:
-            self._thread.submit(self._guarded, job)
+        self._lanes.run(lambda: self._guarded(job))
 
     def _guarded(self, job: Callable[[], None]) -> None:
         """After a failure nothing else runs: every future that DDP waits for carries the error instead."""
@@ -341,8 +314,7 @@ class SparDLState:
                 job()
             except BaseException as error:
                 self._failure = error
-                if self._adder is not None:  # which must not add to what is rolled back
-                    self._adder.submit(lambda: None).result()
+                self._lanes.stop_preparing()  # nothing must be added to what is rolled back
                 self.sync.abandon()
         if self._failure is not None:
             for future, _ in self._pending:
@@ -351,8 +323,7 @@ class SparDLState:
 
     def wait(self) -> None:
         """Return when the communication thread has nothing left to do."""
-        if self._thread is not None:
-            self._thread.submit(lambda: None).result()
+        self._lanes.wait()
 
     def _after_backward(self) -> None:
         self.wait()
