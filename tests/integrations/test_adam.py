@@ -140,7 +140,7 @@ def kept(rank: int, workers: int) -> tuple[int, int]:
 
 
 def test_what_is_sent_at_once_keeps_its_velocity() -> None:
-    """Unlike under SGD: an update of Adam is too small to overshoot by it."""
+    """Unlike under SGD, where it is zeroed."""
     for taken, moving in on_processes(2, kept):
         assert 0 < taken == moving < 100
 

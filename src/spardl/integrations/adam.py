@@ -29,8 +29,8 @@ class LocalAdam(SGD):
     A step that is skipped leaves moments as they were. They are each worker's own, and so is `state_dict()`.
     """
 
-    # Where Adam levels gradients, an entry that is sent after a few steps can keep its velocity; under plain SGD, at
-    # rates that are usual there, it overshoots (docs/convergence.md). See `Momentum.prompt`.
+    # Entries that are sent after a few steps keep their velocity: better than none here, in one run, and harmful under
+    # plain SGD (docs/convergence.md). See `Momentum.prompt`.
     prompt = 5.0
 
     def __init__(
