@@ -200,8 +200,8 @@ def test_gradients_are_added_in_natural_order_and_scaled():
 # --- one step ----------------------------------------------------------------------------------------------------
 
 
-def momentum(weights, nesterov=False):
-    return Momentum(weights, momentum=0.9, decay=0.01, damping=1.0, nesterov=nesterov)
+def momentum(weights, nesterov=False, prompt=0.0):
+    return Momentum(weights, momentum=0.9, decay=0.01, damping=1.0, nesterov=nesterov, prompt=prompt)
 
 
 @pytest.mark.parametrize("residuals", POLICIES)
@@ -357,10 +357,11 @@ def test_what_one_step_took_does_not_matter_to_the_next(residuals):
 # --- momentum ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("prompt", [0.0, 5.0], ids=["zeroed", "faded"])
 @pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
 @given(layout=layouts, seed=seeds)
 @settings(max_examples=40, deadline=None)
-def test_velocity_fades_exactly_where_entries_were_taken(nesterov, layout, seed):
+def test_velocity_fades_exactly_where_entries_were_taken(nesterov, prompt, layout, seed):
     """By how long they waited, as far as what was taken tells; everywhere else it is what momentum SGD makes it."""
     random = np.random.default_rng(seed)
     acc = Accumulator(layout, momentum=True)
@@ -368,13 +369,13 @@ def test_velocity_fades_exactly_where_entries_were_taken(nesterov, layout, seed)
     velocity = natural(acc, acc.velocity)
     gradient, weights = numbers(layout.length, seed + 1), numbers(layout.length, seed + 2)
     expected = 0.9 * velocity + 1.0 * (gradient * 0.5 + 0.01 * weights)
-    acc.add(0, gradient.clone(), 0.5, momentum(weights, nesterov))
+    acc.add(0, gradient.clone(), 0.5, momentum(weights, nesterov, prompt))
     for _ in range(2):
         chosen = some_take(acc, random)
         taken = torch.zeros(layout.length)
         taken[acc.positions(chosen)] = chosen.values.abs()
-        taken, prompt = natural(acc, taken), 5 * expected.abs()
-        expected = torch.where(prompt < taken, expected * (prompt / taken), expected)
+        taken, most = natural(acc, taken), prompt * expected.abs()
+        expected = torch.where(most < taken, expected * (most / taken), expected)
         error = SparseBlocks(chosen.ids, chosen.counts, chosen.indices, chosen.values * 1e-3)
         acc.give_back(error)
     acc.give_back(some_entries(layout, random))
@@ -382,11 +383,11 @@ def test_velocity_fades_exactly_where_entries_were_taken(nesterov, layout, seed)
     assert torch.equal(natural(acc, acc.velocity), expected)
 
 
-def test_what_is_sent_at_once_keeps_its_velocity_and_what_waited_for_long_hardly_any():
+def test_what_is_sent_promptly_keeps_its_velocity_and_what_waited_for_long_hardly_any():
     acc = Accumulator(BlockLayout.contiguous(2, 1), momentum=True)
     weights = torch.zeros(2)
     for step in range(100):
-        acc.add(0, torch.tensor([2.0, 0.001]), 1.0, Momentum(weights, 0.5, 0.0, 1.0, False))
+        acc.add(0, torch.tensor([2.0, 0.001]), 1.0, Momentum(weights, 0.5, 0.0, 1.0, False, prompt=5.0))
         last = step == 99
         taken = acc.take_largest(np.array([0]), np.array([2 if last else 1]))
         acc.commit()

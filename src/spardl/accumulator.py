@@ -24,20 +24,21 @@ from spardl.kernels.crew import Bools, Crew
 from spardl.kernels.shortlist import Shortlist
 from spardl.sparse import Ints, SparseBlocks
 
-# An entry that was taken keeps its velocity if it waited for about so many steps or fewer, and the less of it the
-# longer it waited: what was taken is as many velocities. An old velocity would push a weight that has just moved far.
-PROMPT = 5.0
-
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """Momentum SGD of one parameter: what the optimizer would have done after synchronisation, done before it."""
+    """Momentum SGD of one parameter: what the optimizer would have done after synchronisation, done before it.
+
+    An entry that was taken keeps its velocity if it waited for about `prompt` steps or fewer, and the less of it the
+    longer it waited (what was taken is as many velocities); 0 leaves none. All parameters of a group have the same.
+    """
 
     weights: Tensor
     momentum: float
     decay: float
     damping: float
     nesterov: bool
+    prompt: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Accumulator:
         self.velocity = _zeros(layout.length, self.device) if momentum else None
         self.poisoned = False
         self._residuals = residuals
+        self._prompt = 0.0
         self._updated = _zeros(layout.length, self.device) if momentum else None
         self._added: list[_Added] = []
         self._later: list[_Added] = []  # what is to be added in the blocks that wait
@@ -150,6 +152,7 @@ class Accumulator:
             fine = self._kernels.accumulate(self._values, *place, *given, self._shortlist)
         else:
             assert self._updated is not None and momentum is not None
+            self._prompt = momentum.prompt
             fine = self._kernels.accumulate_momentum(
                 self._values,
                 self.velocity,
@@ -393,7 +396,7 @@ class Accumulator:
     def _took(self, taken: SparseBlocks) -> SparseBlocks:
         if self._updated is not None:
             places = (self.starts[taken.ids], taken.counts, taken.indices)
-            self._kernels.fade(self._updated, *places, taken.values, PROMPT)
+            self._kernels.fade(self._updated, *places, taken.values, self._prompt)
         if self._residuals != "carry":
             self._journal.append(_Touched(self.positions(taken), taken.values.clone(), taken=True))
         return taken

@@ -128,6 +128,23 @@ def test_small_gradients_get_their_turn() -> None:
     assert all_equal(weights for _, weights in before)
 
 
+def kept(rank: int, workers: int) -> tuple[int, int]:
+    """How many entries a first step took, and how many of these then have a velocity."""
+    model = DistributedDataParallel(Uneven())
+    optimizer = spardl.LocalAdam(model)
+    sync = spardl.attach(model, optimizer=optimizer, density=0.1, **EXACT)
+    model(torch.ones(400)).backward()
+    state = sync.state_dict()
+    taken = state["residuals"]["weight"] == 0
+    return int(taken.sum()), int((state["velocities"]["weight"][taken] != 0).sum())
+
+
+def test_what_is_sent_at_once_keeps_its_velocity() -> None:
+    """Unlike under SGD, where it is zeroed."""
+    for taken, moving in on_processes(2, kept):
+        assert 0 < taken == moving < 100
+
+
 def refused(rank: int, workers: int) -> str:
     with pytest.raises(spardl.ConfigError) as error:
         spardl.LocalAdam(mlp())  # type: ignore[arg-type]

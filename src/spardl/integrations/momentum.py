@@ -50,6 +50,7 @@ class LocalMomentum:
         self.optimizer = optimizer
         self.started: set[str] = set()  # parameters with a velocity
         self._names = names
+        self._prompt: float = getattr(optimizer, "prompt", 0.0)
         self._settings: list[_Settings | None] = []
         self._velocities: dict[str, Tensor] = {}
         chosen = [self._is_ours(index, group) for index, group in enumerate(optimizer.param_groups)]
@@ -144,10 +145,10 @@ class LocalMomentum:
         if settings is None or not settings.momentum:
             # In this form the plain gradient is added, and no velocity builds up that a later momentum would find.
             self.started.discard(name)
-            return Momentum(weights, 0.0, decay, damping=0.0, nesterov=True)
+            return Momentum(weights, 0.0, decay, damping=0.0, nesterov=True, prompt=self._prompt)
         # Torch's first step is undamped, so ours is too.
         damping = 1.0 - settings.dampening if name in self.started else 1.0
-        return Momentum(weights, settings.momentum, decay, damping, bool(settings.nesterov))
+        return Momentum(weights, settings.momentum, decay, damping, bool(settings.nesterov), self._prompt)
 
     def _show(self, state: dict[str, Any]) -> dict[str, Any]:
         """A saved optimizer looks as if it had never been touched, so that it resumes with and without spardl."""
