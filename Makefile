@@ -8,7 +8,7 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 TESTS ?= tests
-PYTEST_OPTIONS ?= -n 2
+PYTEST_OPTIONS ?= -n 3
 
 VENV := .venv
 BIN := $(VENV)/bin
