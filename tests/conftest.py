@@ -1,6 +1,10 @@
 """What all tests share."""
 
+import os
 from typing import Any
+
+# Tests run side by side, and most of them start processes of their own: a thread each is enough.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_make_parametrize_id(config: Any, val: object, argname: str) -> str | None:

@@ -70,7 +70,7 @@ def test_a_killed_rank_ends_the_run_and_is_named_once() -> None:
         wait_for_end(list(ranks.values()))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_a_launcher_that_is_asked_to_stop_takes_its_workers_along(number: signal.Signals) -> None:
     """Ctrl-C and a polite kill leave no process behind, and no traceback."""
     with running() as (launcher, ranks):

@@ -113,6 +113,7 @@ def test_train_reports_accuracy_and_traffic(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow  # test_compare.py has a shorter one
 def test_compare_puts_methods_side_by_side() -> None:
     """One table with metric, time to the dense run's end and bytes of each method on the same recipe."""
     done = spardl("compare", "--workers", 2, "--epochs", 1, "--methods", "dense,spardl", env=environment(COLUMNS=140))
