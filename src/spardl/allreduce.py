@@ -9,7 +9,7 @@ from torch import Tensor
 from spardl.agreement import check_agreement
 from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError
-from spardl.kernels.crew import Crew, free_cores
+from spardl.kernels.crew import crew_of_rank
 from spardl.metrics import GroupStats
 from spardl.sync import Member, Part, Synchronizer
 from spardl.transport.choice import transport_named
@@ -80,7 +80,7 @@ def _make(tensor: Tensor, name: str, group: Group, config: SyncConfig) -> Synchr
     config.resolved_gather(transport.workers)  # teams that cannot work are refused here
     facts = {**config.to_dict(), "name": name, "elements": tensor.numel(), "dtype": str(tensor.dtype)}
     check_agreement(facts, transport.gather_texts, "this all_reduce")
-    sync = Synchronizer(config, transport, device=tensor.device, crew=Crew(free_cores(transport.gather_texts)))
+    sync = Synchronizer(config, transport, device=tensor.device, crew=crew_of_rank(transport.gather_texts))
     sync.regroup([[Member(name, tensor.numel())]])
     _kept[name] = _Kept(sync, dist.group.WORLD)
     return sync

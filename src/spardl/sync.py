@@ -186,7 +186,7 @@ class Synchronizer:
     def synchronize(self, group: Group, parts: Sequence[Part]) -> None:
         """Accumulate and exchange one group, or roll the step back."""
         try:
-            self.accumulate(group, parts, later=True)
+            self.accumulate(group, parts, later=not self._crew.crowded)
             self.exchange(group)
         except BaseException:
             self.abandon()

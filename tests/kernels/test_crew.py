@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spardl.kernels import crew
-from spardl.kernels.crew import Crew, cores_each, free_cores
+from spardl.kernels.crew import Crew, cores_each, crew_of_rank
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -36,7 +36,8 @@ def test_ranks_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     other = json.dumps(["another machine", 12])
-    assert free_cores(lambda mine: [mine, other, other]) == 5, "torch may use no more"
-    assert free_cores(lambda mine: [mine, mine, mine, other]) == 4
-    assert free_cores(lambda mine: [mine] * 30) == 1
+    assert crew_of_rank(lambda mine: [mine, other, other]).size == 5, "torch may use no more"
+    assert crew_of_rank(lambda mine: [mine, mine, mine, other]).size == 4
+    assert crew_of_rank(lambda mine: [mine] * 30).size == 1
+    assert [crew_of_rank(lambda mine, n=n: [mine] * n).crowded for n in (1, 12, 13)] == [False, False, True]
     assert cores_each(lambda mine: [mine, other, mine, json.dumps(["small", 1])]) == [6, 12, 6, 1]

@@ -31,7 +31,7 @@ from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError, SparDLWarning
 from spardl.integrations.lanes import Lanes
 from spardl.integrations.momentum import LocalMomentum
-from spardl.kernels.crew import Crew, free_cores
+from spardl.kernels.crew import Crew, crew_of_rank
 from spardl.metrics import SyncStats
 from spardl.planning.merging import Merging, agree
 from spardl.planning.profile import BackwardClock
@@ -109,7 +109,8 @@ class SparDLState:
         several = self.config.merge is not None or self.config.groups != "model"
         self._early = several and device.type == "cpu" and not self._may_skip and self.config.groups != "bucket"
         # One group begins when backward is over and its cores are free; several must leave them to it.
-        crew = Crew(1 if several or device.type != "cpu" else free_cores(self._transport.gather_texts))
+        alone = device.type == "cpu" and not several
+        crew = crew_of_rank(self._transport.gather_texts) if alone else Crew()
         momentum = self._momentum is not None
         self.sync = Synchronizer(self.config, self._transport, momentum=momentum, device=device, crew=crew)
         self.sync.regroup(self._initial_groups())

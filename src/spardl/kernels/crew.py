@@ -15,10 +15,13 @@ Bools = NDArray[np.bool_]
 
 
 class Crew:
-    """So many threads, the caller's among them. Loops let go of Python's lock, so they run side by side."""
+    """So many threads, the caller's among them. Loops let go of Python's lock, so they run side by side.
 
-    def __init__(self, size: int = 1) -> None:
-        self.size = size
+    crowded  ranks share cores: while one waits another works, so there is no time to be used meanwhile
+    """
+
+    def __init__(self, size: int = 1, *, crowded: bool = False) -> None:
+        self.size, self.crowded = size, crowded
         self._others = ThreadPoolExecutor(size - 1, thread_name_prefix="spardl-crew") if size > 1 else None
 
     def share(self, job: Callable[[Bools], bool], wanted: Bools) -> bool:
@@ -31,9 +34,10 @@ class Crew:
         return all([job(shares[0]), *(other.result() for other in others)]) if shares else True
 
 
-def free_cores(gather: Callable[[str], list[str]]) -> int:
-    """How many threads each rank may use: its share of the machine's cores, and no more than torch may. Collective."""
-    return max(1, min(torch.get_num_threads(), int(min(cores_each(gather)))))
+def crew_of_rank(gather: Callable[[str], list[str]]) -> Crew:
+    """As many threads as each rank has cores to itself, and no more than torch may use. Collective."""
+    cores = min(cores_each(gather))
+    return Crew(max(1, min(torch.get_num_threads(), int(cores))), crowded=cores < 1)
 
 
 def cores_each(gather: Callable[[str], list[str]]) -> list[float]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spardl.agreement import check_agreement
-from spardl.kernels.crew import Crew, free_cores
+from spardl.kernels.crew import crew_of_rank
 from spardl.train.contestants import PEERS, Contestant, Ours, Torch
 from spardl.train.limits import Limit, limit
 from spardl.train.match import SPARSE_PEERS, Match
@@ -122,7 +122,7 @@ class Bench:
         first = match.configs[0]
         inner = transport_named(first.transport, None, timeout=first.timeout, device="cpu")
         self._gather_texts = inner.gather_texts
-        self._crew = Crew(free_cores(inner.gather_texts))
+        self._crew = crew_of_rank(inner.gather_texts)
         self._transport: Transport = DelayedTransport(inner, match.latency) if match.latency else inner
 
     def measure(self, vector: Vector, listener: Listener | None = None) -> list[BenchReport]:
