@@ -251,7 +251,7 @@ class Accumulator:
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
         assert not rounding or self.leaves_errors
-        counts, indices, values = self._take_largest(self._values, ids, budgets, rounding)
+        counts, indices, values = self._take_largest(ids, budgets, rounding)
         return self._took(SparseBlocks(ids, counts, indices, values))
 
     @property
@@ -259,11 +259,11 @@ class Accumulator:
         """Whether entries can be taken with `rounding`: no policy needs to know their own values."""
         return self._residuals == "carry"
 
-    def _take_largest(self, values: Tensor, ids: Ints, budgets: Ints, rounding: bool) -> tuple[Ints, Tensor, Tensor]:
+    def _take_largest(self, ids: Ints, budgets: Ints, rounding: bool = False) -> tuple[Ints, Tensor, Tensor]:
         firsts, stops = self.starts[ids], self.starts[ids + 1]
         listed = (ids, self._listed) if self.starts is self.layout.starts else (None, None)
         taken: tuple[Ints, Tensor, Tensor] = self._kernels.take_largest(
-            values, firsts, stops, budgets, *listed, rounding
+            self._values, firsts, stops, budgets, *listed, rounding
         )
         return taken
 
@@ -303,9 +303,10 @@ class Accumulator:
 
     def find_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
         """The `budgets[i]` entries of largest magnitude of each block `ids[i]`; they stay where they are."""
+        self.add_up(ids)
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
-        counts, indices, values = self._take_largest(self.values, ids, budgets, rounding=False)
+        counts, indices, values = self._take_largest(ids, budgets)
         found = SparseBlocks(ids, counts, indices, values)
         self.values[self.positions(found)] = values
         return found

@@ -1,6 +1,7 @@
 """`merge` profiles the running model, plans its groups, and changes over to them without losing a bit."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -175,11 +176,25 @@ def test_groups_start_before_their_bucket_is_full() -> None:
     assert on_processes(2, early_starts) == [5, 5]
 
 
-def probe(rank, workers, momentum):
+def probe(rank, workers, momentum, cores=2):
+    os.sched_getaffinity = lambda _: set(range(cores))  # of a process that is over soon
     transport = transport_named("auto", None, timeout=30, device="cpu")
-    before = transport.traffic.bytes_sent
+    before, drawn = transport.traffic.bytes_sent, torch.get_rng_state()
     costs = measure(spardl.SyncConfig(density=0.1), transport, 50_000, momentum=momentum)
+    assert torch.equal(torch.get_rng_state(), drawn), "training would draw other numbers than without the probe"
     return costs, transport.traffic.bytes_sent - before
+
+
+@pytest.mark.parametrize(("cores", "crowded"), [(3, True), (4, False)])
+def test_backward_stands_still_for_groups_where_ranks_have_less_than_two_cores(cores: int, crowded: bool) -> None:
+    """There planners reckon with what a group computes, dense ones too, and exchanges are timed with work beside."""
+    (costs, sent), _ = on_processes(2, probe, False, cores)
+    model = costs.model()
+    assert costs.crowded == crowded
+    assert model.stall(20_000) == (costs.selection(20_000) if crowded else 0)
+    assert model.stall(100) == (costs.dense_work(100) if crowded else 0)
+    once = sum(4 * size for size in costs.dense.elements) * (1 + REPEATS)
+    assert (sent > 2 * once) == crowded, "timed twice, alone and beside work, or once"
 
 
 @pytest.mark.parametrize("momentum", [False, True])

@@ -42,9 +42,16 @@ def crew_of_rank(gather: Callable[[str], list[str]]) -> Crew:
 
 def cores_each(gather: Callable[[str], list[str]]) -> list[float]:
     """Every rank's share of the cores of its machine, in rank order. Collective."""
-    known = [json.loads(text) for text in gather(json.dumps([_machine(), len(os.sched_getaffinity(0))]))]
+    known = [json.loads(text) for text in gather(json.dumps([_machine(), _cores()]))]
     sharing = Counter(machine for machine, _ in known)
     return [cores / sharing[machine] for machine, cores in known]
+
+
+def _cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _machine() -> str:

@@ -27,6 +27,7 @@ from spardl.sync import Member, Part, Synchronizer
 from spardl.transport.base import Transport
 
 Device = torch.device | str
+Timing = tuple[int, float, float]  # elements, seconds selecting, seconds exchanging
 
 SIZES = 6
 SMALLEST, LARGEST = 256, 1 << 22  # elements; a plan goes on in proportion beyond
@@ -89,18 +90,22 @@ def measure(
     sparse = replace(config, dense_below=0, merge=None, density_range=None, delta_every=0)
     dense = replace(sparse, method="dense", density=1.0)
     clock = _Clock(transport, momentum, torch.device(device))
-    alone = clock.time(replace(sparse, density=density), elements)
-    alone_dense = clock.time(dense, min(elements, LARGEST_DENSE))
     crowded = min(cores_each(transport.gather_texts)) < ROOMY
-    with _work_on_the_side() if crowded else contextlib.nullcontext():
-        moving = {each: clock.time(replace(sparse, density=each), elements) for each in densities}
-        moving_dense = clock.time(dense, min(elements, LARGEST_DENSE))
-    exchanges = {each: Measured.of([(size, moved) for size, _, moved in moving[each]]) for each in densities}
+
+    def timings() -> tuple[dict[float, list[Timing]], list[Timing]]:
+        by_density = {each: clock.time(replace(sparse, density=each), elements) for each in densities}
+        return by_density, clock.time(dense, min(elements, LARGEST_DENSE))
+
+    alone = beside = timings()
+    if crowded:
+        with _work_on_the_side():
+            beside = timings()
+    exchanges = {each: Measured.of([(size, moved) for size, _, moved in beside[0][each]]) for each in densities}
     return Costs(
-        selection=Measured.of([(size, selecting) for size, selecting, _ in alone]),
+        selection=Measured.of([(size, selecting) for size, selecting, _ in alone[0][density]]),
         exchanges=tuple(exchanges.items()),
-        dense_work=Measured.of([(size, working) for size, working, _ in alone_dense]),
-        dense=Measured.of([(size, moved) for size, _, moved in moving_dense]),
+        dense_work=Measured.of([(size, working) for size, working, _ in alone[1]]),
+        dense=Measured.of([(size, moved) for size, _, moved in beside[1]]),
         density=density,
         dense_below=config.dense_below,
         crowded=crowded,
@@ -113,7 +118,7 @@ def _work_on_the_side() -> Iterator[None]:
     over = threading.Event()
 
     def work() -> None:
-        left, right, product = torch.randn(3, SIDE, SIDE)
+        left, right, product = torch.ones(3, SIDE, SIDE)  # not random: that would change what training draws next
         while not over.is_set():
             torch.mm(left, right, out=product)
 
@@ -150,8 +155,8 @@ class _Clock:
     momentum: bool
     device: torch.device
 
-    def time(self, config: SyncConfig, elements: int) -> list[tuple[int, float, float]]:
-        """(size, seconds selecting, seconds exchanging), medians over repetitions, means over ranks."""
+    def time(self, config: SyncConfig, elements: int) -> list[Timing]:
+        """Medians over repetitions, means over ranks."""
         mine = [[size, *self._medians(config, size)] for size in _sizes(elements)]
         everyone = [json.loads(text) for text in self.transport.gather_texts(json.dumps(mine))]
         return [
