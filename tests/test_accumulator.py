@@ -103,6 +103,25 @@ def test_blocks_that_are_added_later_end_as_if_all_were_added_at_once(with_momen
         assert all(same_bits(left, right) for left, right in zip(at_once, by_and_by, strict=True))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("tensors", [1, 2])
+def test_a_value_that_is_not_finite_is_noticed_when_its_block_is_added_up(threads, tensors):
+    """Not before; and what is added after it is added all the same, so that it can be rolled back."""
+    layout = BlockLayout.contiguous(12, 3)
+    acc = Accumulator(layout, crew=CREWS[threads])
+    gradient = torch.ones(12)
+    gradient[5] = torch.inf
+    for first in range(0, 12, 12 // tensors):
+        acc.add_later(first, gradient[first : first + 12 // tensors])
+    acc.add_up(np.array([0, 2]))
+    assert not acc.poisoned and acc.waits
+    acc.add_up()
+    assert acc.poisoned and not acc.waits
+    assert not gradient.any(), "their memory holds the old residual everywhere"
+    acc.rollback()
+    assert not acc.values.any()
+
+
 # --- conservation ------------------------------------------------------------------------------------------------
 
 
