@@ -123,6 +123,8 @@ class Accumulator:
 
     def add_up(self, ids: Ints | None = None) -> None:
         """Add what has waited, in these blocks (default: all). Poisoned if a sum is not finite."""
+        if not self._later:
+            return
         wanted = self._waiting.copy()
         if ids is not None and self.starts is self.layout.starts:
             wanted[:] = False

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spardl.errors import ProtocolError
+from spardl.kernels import compiled, portable
 from spardl.sparse import SparseBlocks
 from spardl.wire.frame import HEADER, VERSION, Codec, CodedBlocks
+from spardl.wire.values import CODE_TYPES, EXPONENTS
 
 FORMATS = ("fp32", "bf16", "fp16", "int8")
 CODECS = [Codec(values, indices) for values in (*FORMATS, "none") for indices in ("rice", "raw")]
@@ -96,9 +98,8 @@ def test_forwarded_blocks_keep_their_bits(codec, shape, seed):
         return
     assert torch.equal(codec.pack(CodedBlocks.join(received.split()), lengths, budgets), frame)
     turned = CodedBlocks.join(received.split()[::-1])
-    onward = codec.unpack(
-        codec.pack(turned, lengths[::-1].copy(), budgets[::-1]), turned.ids, lengths[::-1].copy(), budgets[::-1], PEER
-    )
+    backwards = (lengths[::-1].copy(), budgets[::-1].copy())
+    onward = codec.unpack(codec.pack(turned, *backwards), turned.ids, *backwards, PEER)
     assert_same(CodedBlocks.join(onward.split()[::-1]), coded)
     assert torch.equal(CodedBlocks.join(onward.split()[::-1]).decode().values, coded.decode().values)
 
@@ -293,4 +294,43 @@ def test_an_index_that_leaves_its_block_is_refused():
     codec = Codec("fp32", "rice")
     frame = codec.pack(codec.code(random_blocks([64], [4], 0, "last")), ints([64]), ints([4]))
     assert len(codec.unpack(frame, np.arange(1), ints([64]), ints([4]), PEER).indices) == 4
-    assert "leave their block" in refusal(codec, frame, [63], [4])
+    assert "outside their block" in refusal(codec, frame, [63], [4])
+
+
+@every_codec
+@given(
+    shape=shapes(),
+    seed=st.integers(0, 2**32 - 1),
+    changes=st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 255)), max_size=2),
+    cut=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_both_kernels_write_the_same_frames_and_judge_them_alike(codec, shape, seed, changes, cut):
+    lengths, budgets, counts = shape
+    coded = codec.code(random_blocks(lengths, counts, seed))
+    blocks = (lengths, budgets, coded.counts, coded.scales, coded.codes, coded.indices)
+    frame = codec.pack(coded, lengths, budgets)
+    again = torch.zeros_like(frame)
+    assert portable.write_frame(again, VERSION, codec._flags, codec.indices == "raw", *blocks) == frame.numel()
+    assert torch.equal(again, frame)
+
+    for place, byte in changes:
+        frame[HEADER + place % max(1, frame.numel() - HEADER) if frame.numel() > HEADER else 0] = byte
+    if cut and frame.numel() - cut > HEADER:
+        frame = frame[:-cut]
+    found = [opened(loops, codec, frame, lengths, budgets) for loops in (compiled, portable)]
+    assert found[0] == found[1]
+
+
+def opened(loops, codec, frame, lengths, budgets):
+    """All that one of the kernels finds in a frame, or its verdict."""
+    room = int(budgets.sum())
+    counts = np.zeros(len(lengths), np.int64)
+    scales = torch.zeros(len(lengths) if codec.values == "int8" else 0)
+    codes = torch.zeros(0 if codec.values == "none" else room, dtype=CODE_TYPES.get(codec.values, torch.float32))
+    indices = torch.zeros(room, dtype=torch.int32)
+    exponents = EXPONENTS.get(codes.dtype, 0) if codes.numel() else 0
+    blocks = (lengths, budgets, counts, scales, codes, indices)
+    found = loops.read_frame(frame, codec.indices == "raw", exponents, *blocks)
+    parts = [part.view(torch.uint8).tolist() for part in (scales, codes[:found], indices[:found]) if part.numel()]
+    return found if found < 0 else (counts.tolist(), parts)

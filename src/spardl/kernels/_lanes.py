@@ -1,5 +1,5 @@
-"""Instructions that numba has no name for: sixty-four comparisons as one word, the lowest bit of a word, a word at any
-byte, and stores that go round the cache."""
+"""Instructions that numba has no name for: sixty-four comparisons as one word, the bits of a word, a word at any byte,
+stores that go round the cache, and memory that is wanted soon."""
 
 import sys
 
@@ -41,6 +41,33 @@ def lowest_bit(_context, word):
 
 
 @intrinsic
+def count_bits(_context, word):
+    """How many bits are set."""
+
+    def emit(_context, builder, _signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), emit
+
+
+@intrinsic
+def ask_for(_context, values, place):
+    """Have the memory around `values[place]` fetched, without waiting for it. It need not be there."""
+
+    def emit(context, builder, signature, arguments):
+        array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])
+        byte = ir.IntType(8).as_pointer()
+        function = ir.FunctionType(ir.VoidType(), [byte, _WORD, _WORD, _WORD])
+        fetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0i8")
+        pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), byte)
+        reading, soon, data = (ir.Constant(_WORD, number) for number in (0, 3, 1))
+        builder.call(fetch, [pointer, reading, soon, data])
+        return context.get_dummy_value()
+
+    return types.void(values, types.intp), emit
+
+
+@intrinsic
 def word_at(_context, data, first):
     """The eight bytes from `data[first]` on as one word, the first one lowest. They must be there."""
 
@@ -51,6 +78,19 @@ def word_at(_context, data, first):
         return word if sys.byteorder == "little" else builder.bswap(word)
 
     return types.uint64(data, types.intp), emit
+
+
+@intrinsic
+def put_word(_context, data, first, word):
+    """Make a word the eight bytes from `data[first]` on, the lowest one first. There must be room."""
+
+    def emit(context, builder, signature, arguments):
+        array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])
+        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
+        builder.store(arguments[2] if sys.byteorder == "little" else builder.bswap(arguments[2]), place, align=1)
+        return context.get_dummy_value()
+
+    return types.void(data, types.intp, types.uint64), emit
 
 
 @intrinsic

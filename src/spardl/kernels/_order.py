@@ -5,11 +5,13 @@ Chunk c of the natural order lies in block c % count, at slot c // count. See bl
 
 import numpy as np
 
-from spardl.kernels._lanes import LANES, at_least, lowest_bit, zero_lanes
+from spardl.kernels._lanes import LANES, ask_for, at_least, count_bits, lowest_bit, zero_lanes
 from spardl.kernels._numba import INFINITE, MAGNITUDE, compiled, inlined
 
 # Elements that are added before the list looks at them, while they are still in the nearest cache.
 TILE = 256
+LINE = 16  # floats that memory hands out together
+LAST_BIT = np.uint64(1 << 63)
 
 
 @inlined
@@ -22,23 +24,36 @@ def _run(position, stop, starts, count, chunk):
 
 
 @inlined
+def _next_bit(word):
+    """The position of the lowest bit, any if there is none, and the word without it."""
+    return lowest_bit(word | LAST_BIT), word & (word - np.uint64(1))
+
+
+@inlined
 def _note(acc, bits, first, stop, start, low, begin, end, fill, places, amounts):
     """Append the entries of [first, stop) whose key is at least `low` to the list; places count from `start`.
 
     Returns how many there are in all, also those that find no room, and whether all of them are finite.
+    Most words have two such entries or fewer, so two are written down whether they are there or not: what is written
+    too much is overwritten, and guessing wrong costs more.
     """
     largest = np.uint32(0)
     whole = first + (stop - first) // LANES * LANES
     for tile in range(first, whole, LANES):
         found = at_least(bits, tile, low)
-        while found:
-            place = tile + lowest_bit(found)
-            found &= found - np.uint64(1)
-            largest = max(largest, bits[place] & MAGNITUDE)
-            if begin + fill < end:
-                places[begin + fill] = place - start
-                amounts[begin + fill] = acc[place]
-            fill += 1
+        at = begin + fill
+        fill += count_bits(found)
+        if at + LANES > end:
+            if found:
+                largest = max(largest, _note_with_care(acc, bits, tile, found, start, at, end, places, amounts))
+            continue
+        one, found = _next_bit(found)
+        two, found = _next_bit(found)
+        largest = max(largest, bits[tile + one] & MAGNITUDE, bits[tile + two] & MAGNITUDE)
+        places[at], places[at + 1] = tile + one - start, tile + two - start
+        amounts[at], amounts[at + 1] = acc[tile + one], acc[tile + two]
+        if found:
+            largest = max(largest, _note_with_care(acc, bits, tile, found, start, at + 2, end, places, amounts))
     for place in range(whole, stop):
         key = bits[place] & MAGNITUDE
         if key >= low:
@@ -48,6 +63,21 @@ def _note(acc, bits, first, stop, start, low, begin, end, fill, places, amounts)
                 amounts[begin + fill] = acc[place]
             fill += 1
     return fill, largest < INFINITE
+
+
+@inlined
+def _note_with_care(acc, bits, tile, found, start, at, end, places, amounts):
+    """Append those that are `found` from `at` on, as far as there is room; return the largest key."""
+    largest = np.uint32(0)
+    while found:
+        place = tile + lowest_bit(found)
+        found &= found - np.uint64(1)
+        largest = max(largest, bits[place] & MAGNITUDE)
+        if at < end:
+            places[at] = place - start
+            amounts[at] = acc[place]
+        at += 1
+    return largest
 
 
 @compiled(
@@ -65,20 +95,21 @@ def accumulate(acc, bits, starts, chunk, offset, gradient, scale, wanted, lows, 
     while i < gradient.size:
         place, length = _run(offset + i, offset + gradient.size, starts, count, chunk)
         block = (offset + i) // chunk % count
-        if not wanted[block]:
-            i += length
-            continue
-        length = min(length, TILE)
-        old, new = acc[place : place + length], gradient[i : i + length]
-        for j in range(length):
-            before = old[j]
-            old[j] = before + new[j] * scale
-            new[j] = before
-        fills[block], fine = _note(
-            acc, bits, place, place + length, starts[block],
-            lows[block], edges[block], edges[block + 1], fills[block], places, amounts,
-        )  # fmt: skip
-        finite &= fine
+        for done in range(0, length if wanted[block] else 0, TILE):
+            at, size = place + done, min(TILE, length - done)
+            old, new = acc[at : at + size], gradient[i + done : i + done + size]
+            for j in range(size):
+                before = old[j]
+                old[j] = before + new[j] * scale
+                new[j] = before
+            for ahead in range(TILE, 2 * TILE, LINE):
+                ask_for(acc, at + ahead)
+                ask_for(gradient, i + done + ahead)
+            fills[block], fine = _note(
+                acc, bits, at, at + size, starts[block],
+                lows[block], edges[block], edges[block + 1], fills[block], places, amounts,
+            )  # fmt: skip
+            finite &= fine
         i += length
     return finite
 
@@ -99,24 +130,25 @@ def accumulate_momentum(
     while i < gradient.size:
         place, length = _run(offset + i, offset + gradient.size, starts, count, chunk)
         block = (offset + i) // chunk % count
-        if not wanted[block]:
-            i += length
-            continue
-        length = min(length, TILE)
-        old, new, weight = acc[place : place + length], gradient[i : i + length], weights[i : i + length]
-        slow, fast = velocity[place : place + length], updated[place : place + length]
-        for j in range(length):
-            fresh = new[j] * scale + decay * weight[j]
-            speed = momentum * slow[j] + damping * fresh
-            before = old[j]
-            old[j] = before + (fresh + momentum * speed if nesterov else speed)
-            fast[j] = speed
-            new[j] = before
-        fills[block], fine = _note(
-            acc, bits, place, place + length, starts[block],
-            lows[block], edges[block], edges[block + 1], fills[block], places, amounts,
-        )  # fmt: skip
-        finite &= fine
+        for done in range(0, length if wanted[block] else 0, TILE):
+            at, size = place + done, min(TILE, length - done)
+            old, slow, fast = acc[at : at + size], velocity[at : at + size], updated[at : at + size]
+            new, weight = gradient[i + done : i + done + size], weights[i + done : i + done + size]
+            for j in range(size):
+                fresh = new[j] * scale + decay * weight[j]
+                speed = momentum * slow[j] + damping * fresh
+                before = old[j]
+                old[j] = before + (fresh + momentum * speed if nesterov else speed)
+                fast[j] = speed
+                new[j] = before
+            for ahead in range(TILE, 2 * TILE, LINE):
+                ask_for(acc, at + ahead)
+                ask_for(gradient, i + done + ahead)
+            fills[block], fine = _note(
+                acc, bits, at, at + size, starts[block],
+                lows[block], edges[block], edges[block + 1], fills[block], places, amounts,
+            )  # fmt: skip
+            finite &= fine
         i += length
     return finite
 

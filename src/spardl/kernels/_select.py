@@ -5,6 +5,7 @@ import numpy as np
 from spardl.kernels._lanes import LANES, at_least, lowest_bit
 from spardl.kernels._numba import INFINITE, MAGNITUDE, compiled, inlined
 from spardl.kernels._values import nearest_bf16
+from spardl.kernels.shortlist import MEANT, ROOM
 
 NEVER = np.uint64(1 << 32)
 BINS = 2048
@@ -219,15 +220,15 @@ def _leave(acc, first, indices, values, bits, rounding):
 @compiled(
     "void(float32[::1], uint32[::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean, int64[::1], int32[::1],"
     " float32[::1], uint32[::1], uint32[::1], int64[::1], int64[::1], int32[::1], float32[::1], uint32[::1],"
-    " uint32[::1])"
+    " uint32[::1], int64[::1])"
 )
 def take_largest(
     acc, bits, ids, firsts, stops, budgets, rounding, counts, indices, values, value_bits,
-    lows, edges, fills, places, amounts, amount_bits, next_lows,
+    lows, edges, fills, places, amounts, amount_bits, next_lows, wanted,
 ):  # fmt: skip
     """Move the `budgets[b]` largest entries of each block [firsts[b], stops[b]) out of acc.
 
-    `ids[b]` is the block's number in the shortlist, whose next keys are noted. A list serves once.
+    `ids[b]` is the block's number in the shortlist, whose next keys and rooms are noted. A list serves once.
     The outputs need room for one entry more than can be taken.
     """
     histogram = np.empty((4, BINS), np.int32)
@@ -261,9 +262,20 @@ def take_largest(
                     held[i] = block[candidates[i]]
                 done = _choose(held.view(np.uint32), threshold, ties, candidates, held, indices, values, done)
         _leave(acc, first, indices[before:done], values[before:done], value_bits[before:done], rounding)
-        fills[id_] = USED
-        next_lows[id_] = min(next_lows[id_], next_low)
         counts[b] = done - before
+        fills[id_] = USED
+        if MEANT * budget < stops[b] - first:
+            next_lows[id_] = min(next_lows[id_], next_low)
+            wanted[id_] = max(wanted[id_], ROOM * budget + 64)
+
+
+@compiled("int64(int64[::1], int64[::1], int64[::1])")
+def room_for(firsts, stops, budgets):
+    """How many entries `take_largest` can take."""
+    room = 0
+    for b in range(budgets.size):
+        room += max(0, min(budgets[b], stops[b] - firsts[b]))
+    return room
 
 
 @compiled("int64(float32[::1], uint32[::1], int64, int64, uint32, int32[::1], float32[::1])")

@@ -27,11 +27,3 @@ def round_bf16(values, bits, codes, errors, rounded):
         rounded[i] = near
     for i in range(values.size):
         errors[i] = values[i] - errors[i]
-
-
-@compiled("boolean(uint16[::1], uint16)")
-def bits_are_set(codes, mask):
-    found = False
-    for i in range(codes.size):
-        found |= (codes[i] & mask) == mask
-    return found

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.kernels import _gaps, _order, _select, _sparse, _values
+from spardl.kernels import _frames, _gaps, _order, _select, _sparse, _values
 from spardl.kernels.shortlist import Shortlist
 
 Ints = NDArray[np.int64]
@@ -135,7 +135,7 @@ def take_largest(
     With `rounding`, the nearest bf16 of each is taken, and what that leaves over stays instead of zero.
     Returns counts, indices relative to the block (ascending) and values.
     """
-    room = int(np.minimum(budgets, stops - firsts).clip(min=0).sum())
+    room = _select.room_for(firsts, stops, budgets)
     counts = np.zeros(firsts.size, np.int64)
     indices = torch.empty(room + 1, dtype=torch.int32)
     values = torch.empty(room + 1, dtype=torch.float32)
@@ -143,9 +143,8 @@ def take_largest(
         ids, shortlist = np.arange(firsts.size), Shortlist(firsts.size)
     blocks = (ids, firsts, stops, budgets, rounding, counts)
     out = (indices.numpy(), values.numpy(), _bits(values))
-    listing = (shortlist.lows, *shortlist.lists, shortlist.amounts.view(np.uint32), shortlist.next_lows)
-    _select.take_largest(acc.numpy(), _bits(acc), *blocks, *out, *listing)
-    shortlist.make_room(ids, budgets, stops - firsts)
+    listing = (shortlist.lows, *shortlist.lists, shortlist.amounts.view(np.uint32))
+    _select.take_largest(acc.numpy(), _bits(acc), *blocks, *out, *listing, shortlist.next_lows, shortlist.wanted)
     total = int(counts.sum())
     return counts, indices[:total], values[:total]
 
@@ -258,25 +257,62 @@ def round_bf16(values: Tensor) -> tuple[Tensor, Tensor]:
     return codes, errors
 
 
-def bits_are_set(codes: Tensor, mask: int) -> bool:
-    """Whether any of these codes of 16 bits has all bits of `mask`."""
-    return bool(_values.bits_are_set(codes.view(torch.uint16).numpy(), np.uint16(mask)))
-
-
 def plan_gaps(counts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """How many low bits each block's gaps keep apart, and the most bits that its indices can then take."""
     widths, worst = np.empty_like(counts), np.empty_like(counts)
-    _gaps.plan_gaps(np.ascontiguousarray(counts), np.ascontiguousarray(lengths), widths, worst)
+    _gaps.plan_gaps(counts, lengths, widths, worst)
     return widths, worst
 
 
-def write_gaps(out: Tensor, low_bits: Ints, counts: Ints, indices: Tensor) -> int:
-    """Write the Rice-coded gaps between ascending indices, block after block, into `out`; how many bytes that took."""
-    return int(_gaps.write_gaps(out.numpy(), low_bits, counts, indices.numpy()))
+def frame_room(lengths: Ints, budgets: Ints, value_bytes: int, scaled: bool, raw: bool) -> int:
+    """The most bytes that a frame for blocks of these lengths and budgets can have."""
+    return int(_frames.frame_room(lengths, budgets, value_bytes, scaled, raw))
 
 
-def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> Tensor | None:
-    """Undo `write_gaps`; None unless `data` holds exactly these counts with every index inside its block."""
-    indices = torch.empty(int(counts.sum()), dtype=torch.int32)
-    bits = _gaps.read_gaps(data.numpy(), low_bits, counts, lengths, indices.numpy())
-    return indices if bits >= 0 and (bits + 7) // 8 == data.numel() else None
+def write_frame(
+    out: Tensor,
+    version: int,
+    flags: int,
+    raw: bool,
+    lengths: Ints,
+    budgets: Ints,
+    counts: Ints,
+    scales: Tensor,
+    codes: Tensor,
+    indices: Tensor,
+) -> int:
+    """Write a frame into `out`, which has room for it; how many bytes that took."""
+    places = indices.numpy()
+    blocks = (lengths, budgets, counts, _octets(scales), _octets(codes), places, places.view(np.uint8))
+    return int(_frames.write_frame(out.numpy(), version, flags, raw, *blocks))
+
+
+def read_frame(
+    frame: Tensor,
+    raw: bool,
+    exponents: int,
+    lengths: Ints,
+    budgets: Ints,
+    counts: Ints,
+    scales: Tensor,
+    codes: Tensor,
+    indices: Tensor,
+) -> int:
+    """Read a frame whose header has been checked; how many entries it has, or a verdict.
+
+    Fills counts and scales, and codes and indices, which have room for all that a frame may hold, as far as it goes.
+    `exponents` are the upper bits of a code that are all set if it is not finite; 0 for codes that are always finite.
+    """
+    places, octets = indices.numpy(), _octets(codes)
+    words = octets.view(np.uint16) if exponents else _NOTHING.view(np.uint16)
+    blocks = (lengths, budgets, counts, _octets(scales), octets, words, places, places.view(np.uint8))
+    form = (raw, codes.itemsize if codes.numel() else 0, np.uint16(exponents))
+    return int(_frames.read_frame(frame.numpy(), *form, *blocks))
+
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+def _octets(values: Tensor) -> NDArray[np.uint8]:
+    """The memory of these values."""
+    return values.view(torch.uint8).numpy() if values.numel() else _NOTHING

@@ -1,6 +1,6 @@
 """The kernels of `compiled.py` in plain torch, for any device: same names, same signatures, same bits.
 
-Only what works on host arrays alone (`plan_gaps`) has no twin here, and there is no shortlist.
+Only what works on host arrays alone (`plan_gaps`, `frame_room`) has no twin here, and there is no shortlist.
 Slower on CPU and heavier on memory, but they keep data on its device. Run here on CPU only.
 """
 
@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from spardl.kernels import load
+from spardl.kernels.frames import ASTRAY, HEADER, NOT_FINITE, TOO_MANY, TOO_SHORT
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -207,10 +210,6 @@ def round_bf16(values: Tensor) -> tuple[Tensor, Tensor]:
     return codes, values - codes.float()
 
 
-def bits_are_set(codes: Tensor, mask: int) -> bool:
-    return bool((codes.view(torch.int16) & mask == mask).any())
-
-
 def write_gaps(out: Tensor, low_bits: Ints, counts: Ints, indices: Tensor) -> int:
     device = indices.device
     streams = []
@@ -247,3 +246,86 @@ def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> Tens
         blocks.append(ids.int())
         cursor = high + (int(ends[-1]) + 1 if count else 0)
     return torch.cat(blocks) if (cursor + 7) // 8 == data.numel() else None
+
+
+def write_frame(
+    out: Tensor,
+    version: int,
+    flags: int,
+    raw: bool,
+    lengths: Ints,
+    budgets: Ints,
+    counts: Ints,
+    scales: Tensor,
+    codes: Tensor,
+    indices: Tensor,
+) -> int:
+    at = HEADER.size + counts.size * _count_type(budgets).itemsize
+    for part in (scales, codes, indices[: len(indices) if raw else 0]):
+        size = part.numel() * part.itemsize
+        out[at : at + size] = part.view(torch.uint8) if size else out[:0]
+        at += size
+    if not raw:
+        at += write_gaps(out[at:], _widths(counts, lengths), counts, indices)
+    head = HEADER.pack(version, flags, counts.size, at) + counts.astype(_count_type(budgets)).tobytes()
+    out[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    return at
+
+
+def read_frame(
+    frame: Tensor,
+    raw: bool,
+    exponents: int,
+    lengths: Ints,
+    budgets: Ints,
+    counts: Ints,
+    scales: Tensor,
+    codes: Tensor,
+    indices: Tensor,
+) -> int:
+    at = HEADER.size + counts.size * _count_type(budgets).itemsize
+    if frame.numel() < at:
+        return TOO_SHORT
+    counts[:] = np.frombuffer(frame[HEADER.size : at].cpu().numpy(), _count_type(budgets))
+    if (counts > np.minimum(budgets, lengths)).any():
+        return TOO_MANY
+    total = int(counts.sum())
+    for part in (scales, codes[:total]):
+        size = part.numel() * part.itemsize
+        if frame.numel() < at + size:
+            return TOO_SHORT
+        if size:
+            part.view(torch.uint8)[:] = frame[at : at + size]
+        at += size
+    if exponents:
+        upper = codes[:total].view(torch.int16)[codes.itemsize // 2 - 1 :: codes.itemsize // 2]
+        if (upper & exponents == exponents).any():
+            return NOT_FINITE
+    if raw:
+        found = _read_raw(frame[at:], counts, lengths)
+    else:
+        found = read_gaps(frame[at:], _widths(counts, lengths), counts, lengths)
+    if found is None:
+        return ASTRAY
+    indices[:total] = found
+    return total
+
+
+def _widths(counts: Ints, lengths: Ints) -> Ints:
+    widths: Ints = load("spardl.kernels.compiled").plan_gaps(counts, lengths)[0]
+    return widths
+
+
+def _read_raw(data: Tensor, counts: Ints, lengths: Ints) -> Tensor | None:
+    if data.numel() != 4 * int(counts.sum()):
+        return None
+    indices = data.clone().view(torch.int32)  # the clone aligns it
+    for block, length in zip(indices.split(counts.tolist()), lengths.tolist(), strict=True):
+        if block.numel() and not (int(block[0]) >= 0 and int(block[-1]) < length and (block[1:] > block[:-1]).all()):
+            return None
+    return indices
+
+
+def _count_type(budgets: Ints) -> "np.dtype[np.unsignedinteger]":
+    largest = int(budgets.max(initial=0))
+    return np.dtype("<u1") if largest < 1 << 8 else np.dtype("<u2") if largest < 1 << 16 else np.dtype("<u4")

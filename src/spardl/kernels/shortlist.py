@@ -48,14 +48,8 @@ class Shortlist:
 
     @property
     def lists(self) -> tuple[Ints, Ints, NDArray[np.int32], NDArray[np.float32]]:
-        """As the compiled loops take them."""
+        """As the compiled loops take them. The one that selects also says how much room the next step wants."""
         return self.edges, self.fills, self.places, self.amounts
-
-    def make_room(self, ids: Ints, budgets: Ints, lengths: Ints) -> None:
-        """For the next step's lists of blocks that sent these `budgets` in this one; none where that is much of it."""
-        few = MEANT * budgets < lengths
-        self.next_lows[ids[~few]] = INFINITE
-        self.wanted[ids] = np.maximum(self.wanted[ids], np.where(few, ROOM * budgets + 64, 0))
 
     def expect_above(self, key: np.uint32, count: int) -> None:
         """In the next step, list what a similar threshold needs; about `count` reached this one. For a single block."""

@@ -4,14 +4,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spardl import kernels
-from spardl.wire import gaps
-
-loops = kernels.for_device(torch.device("cpu"))
+from spardl.kernels import _gaps
+from spardl.kernels.compiled import plan_gaps
 
 
 def ints(*values):
@@ -20,10 +17,17 @@ def ints(*values):
 
 def coded_bytes(length, indices):
     counts = ints(len(indices))
-    room = (int(gaps.worst_bits(counts, ints(length))[0]) + 7) // 8
-    chosen = torch.from_numpy(np.array(indices, dtype=np.int32))
-    out = torch.empty(room, dtype=torch.uint8)
-    return loops.write_gaps(out, gaps.low_bits(counts, ints(length)), counts, chosen)
+    widths, worst = plan_gaps(counts, ints(length))
+    out = np.empty((int(worst[0]) + 7) // 8, np.uint8)
+    return _gaps.write_gaps(out, widths, counts, np.array(indices, dtype=np.int32))
+
+
+def low_bits(counts, lengths):
+    return plan_gaps(counts, lengths)[0]
+
+
+def worst_bits(counts, lengths):
+    return plan_gaps(counts, lengths)[1]
 
 
 def entropy(length, count):
@@ -46,7 +50,7 @@ def test_even_the_worst_subset_stays_within_the_allowance(density):
     """Capacity, too, lies less than 0.8 bit above entropy: a receiver reserves little that is not used."""
     length = 1_000_000
     count = round(density * length)
-    assert gaps.worst_bits(ints(count), ints(length))[0] / count < entropy(length, count) + 0.8
+    assert worst_bits(ints(count), ints(length))[0] / count < entropy(length, count) + 0.8
 
 
 @given(length=st.integers(1, 10**9), share=st.floats(0, 1), more=st.integers(1, 1000))
@@ -55,13 +59,13 @@ def test_the_worst_case_grows_with_the_count(length, share, more):
     """So a frame with fewer entries than the budget always fits where the budget was reserved."""
     count = int(share * length)
     larger = min(length, count + more)
-    few, many = gaps.worst_bits(ints(count, larger), ints(length, length))
+    few, many = worst_bits(ints(count, larger), ints(length, length))
     assert few <= many
 
 
 def test_the_worst_case_of_small_blocks_grows_with_every_entry():
     for length in range(1, 70):
-        bits = gaps.worst_bits(np.arange(length + 1), np.full(length + 1, length))
+        bits = worst_bits(np.arange(length + 1), np.full(length + 1, length))
         assert (np.diff(bits) >= 0).all()
         assert bits[0] == 0
 
@@ -72,8 +76,8 @@ def test_the_split_is_the_one_with_the_smallest_worst_case(length, share):
     """All quotients together are at most (length - count) >> l, each with a bit to end it, besides l low bits each."""
     count = int(share**8 * length)
     worst = [count * (low + 1) + (length - count >> low) for low in range(32)] if count else [0] * 32
-    assert gaps.worst_bits(ints(count), ints(length)).tolist() == [min(worst)]
-    assert gaps.low_bits(ints(count), ints(length)).tolist() == [worst.index(min(worst))]
+    assert worst_bits(ints(count), ints(length)).tolist() == [min(worst)]
+    assert low_bits(ints(count), ints(length)).tolist() == [worst.index(min(worst))]
 
 
 def adversarial(length, count, kind, seed):
@@ -102,7 +106,7 @@ def adversarial(length, count, kind, seed):
 @settings(max_examples=300, deadline=None)
 def test_no_subset_takes_more_than_the_worst_case(length, share, kind, seed):
     indices = adversarial(length, int(share * length), kind, seed)
-    worst = int(gaps.worst_bits(ints(len(indices)), ints(length))[0])
+    worst = int(worst_bits(ints(len(indices)), ints(length))[0])
     assert coded_bytes(length, indices) <= (worst + 7) // 8
 
 
@@ -112,9 +116,9 @@ def test_the_worst_case_is_reached_but_not_passed_by_all_subsets_of_small_blocks
     worst = {}
     for chosen in range(1 << length):
         indices = [i for i in range(length) if chosen >> i & 1]
-        width = int(gaps.low_bits(ints(len(indices)), ints(length))[0])
+        width = int(low_bits(ints(len(indices)), ints(length))[0])
         quotients = sum(int(gap - 1) >> width for gap in np.diff([-1, *indices]))
         bits = len(indices) * (width + 1) + quotients
         worst[len(indices)] = max(worst.get(len(indices), 0), bits)
-    expected = gaps.worst_bits(np.arange(length + 1), np.full(length + 1, length))
+    expected = worst_bits(np.arange(length + 1), np.full(length + 1, length))
     assert [worst[count] for count in range(length + 1)] == expected.tolist()
