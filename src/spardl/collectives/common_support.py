@@ -65,11 +65,12 @@ def _gather(team: Team, memory: Memory, frame: Tensor, seen: Tensor, sizes: list
         count = min(gap, team.size - gap)
         here = [(team.position + i) % team.size for i in range(count)]
         there = [(team.position + gap + i) % team.size for i in range(count)]
-        lengths = [vector.size(sizes[block], form) for block in there]
+        counts = [sizes[block] for block in there]
+        capacity = sum(vector.size(count, form) for count in counts)
         (received,) = yield team.exchange(
-            torch.cat([frames[block] for block in here]), to=-gap, source=gap, capacity=sum(lengths), name="sums"
+            torch.cat([frames[block] for block in here]), to=-gap, source=gap, capacity=capacity, name="sums"
         )
-        for block, piece in zip(there, received.split(lengths), strict=True):
+        for block, piece in zip(there, vector.split(received, counts, form, team.member(gap)), strict=True):
             frames[block] = piece
             sums[block] = _or_poison(memory, vector.unpack(piece, sizes[block], form, team.member(gap)), sizes[block])
     return [sums[block] for block in range(team.size)]

@@ -14,6 +14,7 @@ from spardl.blocks import BlockLayout
 from spardl.collectives.memory import Memory
 from spardl.collectives.method import About, Place
 from spardl.collectives.program import AllReduce, Program, Round, Team
+from spardl.wire import vector as frames
 
 
 def ring_all_reduce(team: Team, vector: Tensor) -> Program[None]:
@@ -27,9 +28,9 @@ def ring_all_reduce(team: Team, vector: Tensor) -> Program[None]:
         arriving = pieces[(team.position - turn - 1) % team.size]
         (frame,) = yield team.exchange(_bytes(leaving), to=1, source=-1, capacity=_size(arriving), name="ring")
         if turn < team.size - 1:
-            arriving += _floats(frame)
+            arriving += frames.floats(frame, arriving.numel(), team.member(-1))
         else:
-            arriving.copy_(_floats(frame))
+            arriving.copy_(frames.floats(frame, arriving.numel(), team.member(-1)))
 
 
 def halving_doubling_all_reduce(team: Team, vector: Tensor) -> Program[None]:
@@ -43,12 +44,12 @@ def halving_doubling_all_reduce(team: Team, vector: Tensor) -> Program[None]:
         partner = team.ranks[team.position - core]
         yield Round([(partner, _bytes(vector))], [], "fold in")
         (frame,) = yield Round([], [(partner, _size(vector))], "fold out")
-        vector.copy_(_floats(frame))
+        vector.copy_(frames.floats(frame, vector.numel(), partner))
         return
     folded = team.ranks[core + team.position] if team.position < surplus else None
     if folded is not None:
         (frame,) = yield Round([], [(folded, _size(vector))], "fold in")
-        vector += _floats(frame)
+        vector += frames.floats(frame, vector.numel(), folded)
     yield from _halve_and_double(Team(team.ranks[:core], team.position), vector)
     if folded is not None:
         yield Round([(folded, _bytes(vector))], [], "fold out")
@@ -67,12 +68,12 @@ def _halve_and_double(team: Team, vector: Tensor) -> Program[None]:
         partner = team.ranks[team.position - gap if upper else team.position + gap]
         keep, give = _stretch(pieces, *mine), _stretch(pieces, *theirs)
         (frame,) = yield Round([(partner, _bytes(give))], [(partner, _size(keep))], "halving")
-        keep += _floats(frame)
+        keep += frames.floats(frame, keep.numel(), partner)
         history.append((partner, keep, give))
         first, last = mine
     for partner, keep, give in reversed(history):
         (frame,) = yield Round([(partner, _bytes(keep))], [(partner, _size(give))], "doubling")
-        give.copy_(_floats(frame))
+        give.copy_(frames.floats(frame, give.numel(), partner))
 
 
 class Dense:
@@ -125,10 +126,6 @@ def _stretch(pieces: list[Tensor], first: int, last: int) -> Tensor:
 
 def _bytes(values: Tensor) -> Tensor:
     return values.clone().view(torch.uint8)
-
-
-def _floats(frame: Tensor) -> Tensor:
-    return frame.view(torch.float32)
 
 
 def _size(values: Tensor) -> int:

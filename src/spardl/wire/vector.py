@@ -1,4 +1,4 @@
-"""A frame of values without indices, for coordinates that both sides know: a flag, a scale for int8, the codes."""
+"""Values without indices, for coordinates that both sides know: a flag, a scale for int8, the codes; or bare floats."""
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ def pack(values: Tensor, form: Values, *, poisoned: bool = False) -> tuple[Tenso
 def unpack(frame: Tensor, count: int, form: Values, peer: int) -> Tensor | None:
     """What `pack` sent, or None if it was poisoned; `ProtocolError` if it is not `count` finite values."""
     if frame.numel() != size(count, form) or int(frame[0]) not in (_FINE, _POISONED):
-        raise ProtocolError(f"rank {peer} sent something other than {count} values; nothing was applied.", peer=peer)
+        raise _other(count, peer)
     if int(frame[0]) == _POISONED:
         return None
     codes_at = size(0, form)
@@ -39,3 +39,22 @@ def unpack(frame: Tensor, count: int, form: Values, peer: int) -> Tensor | None:
     if not torch.isfinite(values).all():
         raise ProtocolError(f"rank {peer} sent a value that is not finite; nothing was applied.", peer=peer)
     return values
+
+
+def split(frame: Tensor, counts: list[int], form: Values, peer: int) -> list[Tensor]:
+    """The frames of so many values each that arrived as one message."""
+    sizes = [size(count, form) for count in counts]
+    if frame.numel() != sum(sizes):
+        raise _other(sum(counts), peer)
+    return list(frame.split(sizes))
+
+
+def floats(frame: Tensor, count: int, peer: int) -> Tensor:
+    """`count` values that were sent as they are, finite or not."""
+    if frame.numel() != 4 * count:
+        raise _other(count, peer)
+    return frame.view(torch.float32)
+
+
+def _other(count: int, peer: int) -> ProtocolError:
+    return ProtocolError(f"rank {peer} sent something other than {count} values; nothing was applied.", peer=peer)

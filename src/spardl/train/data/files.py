@@ -38,7 +38,7 @@ def missing(name: str, directory: Path | None) -> ConfigError:
 def _offer(name: str, directory: Path | None = None) -> str:
     about = CATALOGUE[name]
     if about.downloads:
-        return f" `spardl data fetch {name} --data-dir {directory or 'DIR'}` downloads them."
+        return f" `spardl data fetch {name} --data-dir {directory or 'DIR'}` downloads it."
     return f" Nothing can be downloaded: {about.advice}."
 
 
