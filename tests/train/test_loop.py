@@ -194,10 +194,10 @@ def test_sparse_methods_clip_before_the_selection() -> None:
     assert momentum == 0
 
 
-def test_a_worker_clips_to_the_norm_that_was_asked_of_the_mean() -> None:
+def test_a_worker_clips_so_that_the_mean_over_noisy_ones_has_the_norm() -> None:
     """`local_clip` is over the root of the workers; Adam's updates have a mean square of one; the user's own counts."""
     settings = QUICK.changed(clip=0.5).settings
-    assert with_clip(SPARSE, settings, 4, 100).local_clip == 0.5 * 2
+    assert with_clip(SPARSE, settings, 4, 100).local_clip == 0.5 * 4
     assert with_clip(SPARSE, dataclasses.replace(settings, optimizer="adam"), 4, 100).local_clip == 10 * 4
     own = dataclasses.replace(SPARSE, local_clip=3.0)
     assert with_clip(own, settings, 4, 100) is own

@@ -251,13 +251,13 @@ def with_warmup(config: SyncConfig, epochs: int, steps_per_epoch: int) -> SyncCo
 def with_clip(config: SyncConfig, settings: TrainSettings, workers: int, parameters: int) -> SyncConfig:
     """Each worker clips its own gradient, before it is accumulated: later, a clip would cut into what had waited.
 
-    To the same norm, so that the mean of what they put in has no larger one. Under Adam it is the update, to a mean
-    square of one (of the mean over noisy workers). A `local_clip` counts instead.
+    To sqrt(workers) times the norm, because averaging takes that much off the noise in which most of it consists. Under
+    Adam it is the update, to a mean square of one for the mean. A `local_clip` counts instead.
     """
     if config.local_clip is not None or settings.clip is None:
         return config
-    largest = settings.clip if settings.optimizer == "sgd" else (workers * parameters) ** 0.5
-    return replace(config, local_clip=largest * workers**0.5)  # which is divided by that again
+    mean = settings.clip if settings.optimizer == "sgd" else parameters**0.5
+    return replace(config, local_clip=mean * workers)  # of which a worker gets one sqrt(workers)-th
 
 
 def _size(model: nn.Module) -> int:
