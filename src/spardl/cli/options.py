@@ -69,7 +69,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("density_range", "LEAST:MOST", "with --merge: densities by group, what backward can hide (LAGS)", type=_range)
     add("delta_every", "N", "steps between diagnoses of the selection; 0 is never", type=number_of("steps", at_least=0))
     add("dense_below", "N", "groups with fewer elements than N go dense", type=number_of("elements", at_least=0))
-    add("local_clip", "NORM", "clip each worker's gradient to NORM over sqrt(workers) before it is accumulated", type=number)
+    add("local_clip", "NORM", "clip each worker's gradient to NORM / sqrt(workers), before it is added", type=number)
 
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:

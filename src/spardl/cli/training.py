@@ -61,7 +61,7 @@ def _add_optimizer_options(parser: argparse.ArgumentParser) -> None:
     add("--weight-decay", type=number, metavar="RATE", help="of any optimizer")
     which = "which parameters decay; matrices: neither biases nor norms, as adamw does by itself"
     add("--decay", metavar="|".join(get_args(Decay)), help=which)
-    clip = "clip the averaged gradient; sparse methods each worker's own before the selection, to sqrt(workers) times it"
+    clip = "clip the averaged gradient; sparse methods each worker's own before selecting, to sqrt(workers) times it"
     add("--clip", type=number, metavar="NORM", help=clip)
     add("--schedule", metavar="|".join(get_args(Schedule)), help="of the learning rate, after the warm-up")
     add("--warmup", type=number, metavar="EPOCHS", help="in which the rate rises from a share of it, linearly")

@@ -37,8 +37,8 @@ class TrainSettings:
     warmup_start  the share of the rate that it starts from; left out, one over the number of workers
     milestones    in epochs
     gamma         what a milestone multiplies the rate by
-    clip          the largest norm of the averaged gradient; sparse methods clip each worker's own before the selection, to
-                  sqrt(workers) times that
+    clip          the largest norm of the averaged gradient; sparse methods clip each worker's own before the
+                  selection, to sqrt(workers) times that
     amp           "bf16" runs forward and loss under autocast
     window        tokens that a model of text sees at once; left out, what its data set is usually cut into
     subset        train on so many examples only, evenly spread; of a stream, on its first so many tokens
