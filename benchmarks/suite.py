@@ -120,11 +120,11 @@ JOBS = (
             "dense,spardl",
             "--peers",
             "fp16,powersgd-4",
-            *turns(3),
+            *turns(2),
         ),
         4,
         "1gbit",
-        80,
+        75,
     ),
     *(
         Job(
@@ -169,10 +169,10 @@ JOBS = (
     Job(
         "overlap",
         "groups that overlap with backward",
-        program("overlap", *VGG19, "--batch-size", "2", "--density", "0.05", "--rounds", "3", "--picture", PICTURE),
+        program("overlap", *VGG19, "--batch-size", "2", "--density", "0.05", "--rounds", "2", "--picture", PICTURE),
         4,
         "100mbit",
-        220,
+        190,
     ),
 )
 
