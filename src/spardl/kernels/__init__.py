@@ -1,6 +1,6 @@
 """The hot loops: compiled for CPU, plain torch for any other device, same signatures.
 
-`for_device` picks the module. Compiled code is cached on disk; the first process on a machine compiles (about 10 s)
+`for_device` picks the module. Compiled code is cached on disk; the first process on a machine compiles (10 to 25 s)
 while the others wait for it, so that N workers compile once and not N times.
 """
 

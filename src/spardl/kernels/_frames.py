@@ -40,9 +40,11 @@ def _write_number(out, at, number, size):
 
 
 @inlined
-def _copy(out, at, data):
-    out[at : at + data.size] = data
-    return at + data.size
+def _copy(out, to, data, at, size):
+    """How many it copied. Loops do it everywhere in here: numba takes seconds to compile what assigns a slice."""
+    for i in range(size):
+        out[to + i] = data[at + i]
+    return size
 
 
 @inlined
@@ -63,9 +65,12 @@ def write_frame(out, version, flags, raw, lengths, budgets, counts, scales, code
     size = _count_bytes(budgets)
     for b in range(counts.size):
         at = _write_number(out, at, counts[b], size)
-    at = _copy(out, at, scales)
-    at = _copy(out, at, codes)
-    at = _copy(out, at, index_bytes) if raw else at + write_gaps(out[at:], _plan(counts, lengths), counts, indices)
+    at += _copy(out, at, scales, 0, scales.size)
+    at += _copy(out, at, codes, 0, codes.size)
+    if raw:
+        at += _copy(out, at, index_bytes, 0, index_bytes.size)
+    else:
+        at += write_gaps(out[at:], _plan(counts, lengths), counts, indices)
     _write_number(out, 0, version, 1)
     _write_number(out, 1, flags, 1)
     _write_number(out, 2, counts.size, 2)
@@ -126,10 +131,8 @@ def read_frame(
         return TOO_MANY
     if frame.size < at + scales.size + total * value_bytes:
         return TOO_SHORT
-    scales[:] = frame[at : at + scales.size]
-    at += scales.size
-    codes[: total * value_bytes] = frame[at : at + total * value_bytes]
-    at += total * value_bytes
+    at += _copy(scales, 0, frame, at, scales.size)
+    at += _copy(codes, 0, frame, at, total * value_bytes)
     if exponents and not _all_finite(words[: total * value_bytes // 2], value_bytes // 2, exponents):
         return NOT_FINITE
     if not raw:
@@ -137,7 +140,7 @@ def read_frame(
         return total if bits >= 0 and (bits + 7) // 8 == frame.size - at else ASTRAY
     if frame.size - at != 4 * total:
         return ASTRAY
-    index_bytes[: 4 * total] = frame[at:]
+    _copy(index_bytes, 0, frame, at, 4 * total)
     done = 0
     for b in range(counts.size):
         if not _ascend_within(indices[done : done + counts[b]], lengths[b]):

@@ -159,7 +159,8 @@ def read(acc, starts, chunk, offset, out):
     i = 0
     while i < out.size:
         place, length = _run(offset + i, offset + out.size, starts, count, chunk)
-        out[i : i + length] = acc[place : place + length]
+        for j in range(length):
+            out[i + j] = acc[place + j]
         i += length
 
 
@@ -169,7 +170,8 @@ def write(acc, starts, chunk, offset, source):
     i = 0
     while i < source.size:
         place, length = _run(offset + i, offset + source.size, starts, count, chunk)
-        acc[place : place + length] = source[i : i + length]
+        for j in range(length):
+            acc[place + j] = source[i + j]
         i += length
 
 

@@ -25,7 +25,9 @@ def all_finite(bits):
 @inlined
 def _count_bins(bits, low, high, shift, histogram):
     """Histogram of (key >> shift) for keys in [low, high); four tables, so that equal neighbours do not wait."""
-    histogram[:] = 0
+    for row in range(4):
+        for bin_ in range(BINS):
+            histogram[row, bin_] = 0
     base = low >> shift
     whole = bits.size // 4 * 4
     if low == 0 and high > MAGNITUDE:
@@ -331,7 +333,8 @@ def count_above(bits, threshold):
 @compiled("void(uint32[::1], int64, int64, int64[::1])")
 def count_bins(bits, first, shift, counts):
     """Histogram of keys by leading bits; above the last bin counts in it, below the first one nowhere."""
-    counts[:] = 0
+    for bin_ in range(counts.size):
+        counts[bin_] = 0
     last = counts.size - 1
     for i in range(bits.size):
         bin_ = (np.int64(bits[i] & MAGNITUDE) >> shift) - first

@@ -40,10 +40,11 @@ def _insert(indices, totals, low, places, amounts, new_places, new_amounts):
         new_amounts[new] = totals[i]
         new += not abs(totals[i]) < low
         i += 1
-    rest = places.size - old
-    new_places[new : new + rest] = places[old:]
-    new_amounts[new : new + rest] = amounts[old:]
-    return new + rest
+    for i in range(old, places.size):
+        new_places[new] = places[i]
+        new_amounts[new] = amounts[i]
+        new += 1
+    return new
 
 
 @inlined
