@@ -5,6 +5,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,9 +73,11 @@ def test_a_killed_rank_ends_the_run_and_is_named_once() -> None:
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_a_launcher_that_is_asked_to_stop_takes_its_workers_along(number: signal.Signals) -> None:
-    """Ctrl-C and a polite kill leave no process behind, and no traceback."""
+    """Ctrl-C and a polite kill leave no process behind, and no traceback, however often it is asked."""
     with running() as (launcher, ranks):
-        launcher.send_signal(number)
+        for _ in range(5):
+            launcher.send_signal(number)
+            time.sleep(0.005)
         _, err = launcher.communicate(timeout=SECONDS)
         assert [line for line in err.splitlines() if "epoch" not in line] == [f"spardl: stopped by {number.name}."]
         assert launcher.returncode == 128 + number

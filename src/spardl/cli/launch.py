@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -68,22 +68,23 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None, pati
     Asked to stop, it passes that on and gives them `patience` seconds to save, unless it is asked once more.
     """
     crew: list[Worker] = []
-    try:
-        with _signals_raised(), _listener(port) as listener:
-            for rank in range(workers):
-                crew.append(_start(arguments, rank, workers, listener))
-            listener.close()
-            failure = _watch_over(crew)
-    except Interrupted as interruption:
-        failure = _wind_down(crew, interruption, patience)
-    finally:
-        _end(crew)
-    if failure is None:
-        return 0
-    if sys.stderr.isatty():
-        sys.stderr.write("\x1b[?25h\r\x1b[K")  # a progress bar that was cut off leaves the cursor hidden
-    print(f"spardl: {failure.text}", file=sys.stderr)
-    return failure.code
+    with _on_signals(signal.SIG_IGN):  # but for the stretches in which they count
+        try:
+            with _on_signals(_interrupt), _listener(port) as listener:
+                for rank in range(workers):
+                    crew.append(_start(arguments, rank, workers, listener))
+                listener.close()
+                failure = _watch_over(crew)
+        except Interrupted as interruption:
+            failure = _wind_down(crew, interruption, patience)
+        finally:
+            _end(crew)
+        if failure is None:
+            return 0
+        if sys.stderr.isatty():
+            sys.stderr.write("\x1b[?25h\r\x1b[K")  # a progress bar that was cut off leaves the cursor hidden
+        print(f"spardl: {failure.text}", file=sys.stderr, flush=True)
+        return failure.code
 
 
 def _start(arguments: Sequence[str], rank: int, workers: int, listener: socket.socket) -> Worker:
@@ -136,18 +137,18 @@ def _listener(port: int | None) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _signals_raised() -> Iterator[None]:
-    """Turn the signals that ask for an end into `Interrupted`."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(number)
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+def _on_signals(action: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """Do this when a signal asks for an end."""
+    before = {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    raise Interrupted(number)
 
 
 def _wind_down(crew: Sequence[Worker], interruption: Interrupted, patience: float) -> Failure | None:
@@ -157,7 +158,7 @@ def _wind_down(crew: Sequence[Worker], interruption: Interrupted, patience: floa
         return stopped
     print("spardl: saving, to stop after this step; once more ends it at once.", file=sys.stderr, flush=True)
     try:
-        with _signals_raised():
+        with _on_signals(_interrupt):
             for worker in crew:
                 if worker.process.poll() is None:
                     worker.process.send_signal(interruption.number)
