@@ -24,6 +24,14 @@ def _run(position, stop, starts, count, chunk):
 
 
 @inlined
+def _ask_for_next(acc, at, gradient, i):
+    """Have the next tile fetched while this one, which begins at these places, is looked at."""
+    for ahead in range(TILE, 2 * TILE, LINE):
+        ask_for(acc, at + ahead)
+        ask_for(gradient, i + ahead)
+
+
+@inlined
 def _next_bit(word):
     """The position of the lowest bit, any if there is none, and the word without it."""
     return lowest_bit(word | LAST_BIT), word & (word - np.uint64(1))
@@ -102,9 +110,7 @@ def accumulate(acc, bits, starts, chunk, offset, gradient, scale, wanted, lows, 
                 before = old[j]
                 old[j] = before + new[j] * scale
                 new[j] = before
-            for ahead in range(TILE, 2 * TILE, LINE):
-                ask_for(acc, at + ahead)
-                ask_for(gradient, i + done + ahead)
+            _ask_for_next(acc, at, gradient, i + done)
             fills[block], fine = _note(
                 acc, bits, at, at + size, starts[block],
                 lows[block], edges[block], edges[block + 1], fills[block], places, amounts,
@@ -141,9 +147,7 @@ def accumulate_momentum(
                 old[j] = before + (fresh + momentum * speed if nesterov else speed)
                 fast[j] = speed
                 new[j] = before
-            for ahead in range(TILE, 2 * TILE, LINE):
-                ask_for(acc, at + ahead)
-                ask_for(gradient, i + done + ahead)
+            _ask_for_next(acc, at, gradient, i + done)
             fills[block], fine = _note(
                 acc, bits, at, at + size, starts[block],
                 lows[block], edges[block], edges[block + 1], fills[block], places, amounts,
