@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import importlib
-import os
 import socket
 import tempfile
 import time
@@ -15,8 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed import TCPStore
 
 from spardl import kernels
+
+HOST = "127.0.0.1"
 
 
 def on_processes(
@@ -28,13 +30,11 @@ def on_processes(
     ("raised", text) or ("died", None).
     """
     _import_once()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
+    with socket.create_server((HOST, 0), backlog=1024) as listener, tempfile.TemporaryDirectory() as folder:
         started = mp.start_processes(
-            _enter, (workers, port, function, arguments, folder), nprocs=workers, join=False, start_method="fork"
+            _enter, (workers, listener, function, arguments, folder), nprocs=workers, join=False, start_method="fork"
         )
+        listener.close()
         _join(started, timeout)
         outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(workers)]
     if expect == "any":
@@ -45,12 +45,16 @@ def on_processes(
 
 
 def _enter(
-    rank: int, workers: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...], folder: str
+    rank: int,
+    workers: int,
+    listener: socket.socket,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    folder: str,
 ) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     try:
-        dist.init_process_group("gloo", rank=rank, world_size=workers)
+        dist.init_process_group("gloo", store=_store(rank, listener), rank=rank, world_size=workers)
         outcome = ("returned", function(rank, workers, *arguments))
     except BaseException as error:
         outcome = ("raised", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
@@ -58,6 +62,15 @@ def _enter(
     with contextlib.suppress(Exception):
         if outcome[0] == "returned":
             dist.destroy_process_group()
+
+
+def _store(rank: int, listener: socket.socket) -> TCPStore:
+    """Rank 0 keeps it, at a socket that has listened since before there were ranks: nobody else can take the port."""
+    port = listener.getsockname()[1]
+    if rank == 0:
+        return TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    listener.close()
+    return TCPStore(HOST, port, is_master=False)
 
 
 def _outcome(path: Path) -> tuple[str, Any]:
