@@ -12,6 +12,7 @@ because messages are under way.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -244,30 +245,33 @@ class Accumulator:
 
     # --- verbs of the collectives ---------------------------------------------------------------------------------
 
-    def take_largest(self, ids: Ints, budgets: Ints, *, rounding: bool = False) -> SparseBlocks:
-        """Move the `budgets[i]` entries of largest magnitude out of each block `ids[i]`.
-
-        With `rounding`, what is taken is the nearest bf16 of each entry, and the rest of it stays.
-        """
+    def take_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
+        """Move the `budgets[i]` entries of largest magnitude out of each block `ids[i]`."""
         self.add_up(ids)
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
-        assert not rounding or self.leaves_errors
-        counts, indices, values = self._take_largest(ids, budgets, rounding)
-        return self._took(SparseBlocks(ids, counts, indices, values))
+        return self._took(SparseBlocks(ids, *self._kernels.take_largest(*self._blocks(ids, budgets))))
+
+    def take_rounded(self, ids: Ints, budgets: Ints) -> SparseBlocks:
+        """The same, but of each entry only the nearest bf16 is taken, and the values come as such; the rest stays."""
+        assert self.leaves_errors
+        self.add_up(ids)
+        if not self.poisoned:
+            counts, indices, codes, fine = self._kernels.take_rounded(*self._blocks(ids, budgets))
+            self.poisoned = not fine
+        if self.poisoned:
+            return SparseBlocks.empty(ids, self.device)
+        return self._took(SparseBlocks(ids, counts, indices, codes))
 
     @property
     def leaves_errors(self) -> bool:
-        """Whether entries can be taken with `rounding`: no policy needs to know their own values."""
+        """Whether entries can be taken rounded: no policy needs to know their own values."""
         return self._residuals == "carry"
 
-    def _take_largest(self, ids: Ints, budgets: Ints, rounding: bool = False) -> tuple[Ints, Tensor, Tensor]:
-        firsts, stops = self.starts[ids], self.starts[ids + 1]
+    def _blocks(self, ids: Ints, budgets: Ints) -> tuple[Any, ...]:
+        """What the kernels that take entries need to know."""
         listed = (ids, self._listed) if self.starts is self.layout.starts else (None, None)
-        taken: tuple[Ints, Tensor, Tensor] = self._kernels.take_largest(
-            self._values, firsts, stops, budgets, *listed, rounding
-        )
-        return taken
+        return self._values, self.starts[ids], self.starts[ids + 1], budgets, *listed
 
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
         """Move the `budget` entries of largest magnitude out, wherever they lie."""
@@ -308,9 +312,8 @@ class Accumulator:
         self.add_up(ids)
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
-        counts, indices, values = self._take_largest(ids, budgets)
-        found = SparseBlocks(ids, counts, indices, values)
-        self.values[self.positions(found)] = values
+        found = SparseBlocks(ids, *self._kernels.take_largest(*self._blocks(ids, budgets)))
+        self.values[self.positions(found)] = found.values
         return found
 
     def find_above(self, block: int, threshold: float, limit: int) -> SparseBlocks:
@@ -399,7 +402,7 @@ class Accumulator:
     def _took(self, taken: SparseBlocks) -> SparseBlocks:
         if self._updated is not None:
             places = (self.starts[taken.ids], taken.counts, taken.indices)
-            self._kernels.fade(self._updated, *places, taken.values, self._prompt)
+            self._kernels.fade(self._updated, *places, taken.values.float(), self._prompt)
         if self._residuals != "carry":
             self._journal.append(_Touched(self.positions(taken), taken.values.clone(), taken=True))
         return taken

@@ -274,6 +274,8 @@ class Synchronizer:
         """Positions and values to write, per part. Values may overflow where gradients have 16 bits."""
         positions, values = group.memory.acc.natural(result)
         values = values * self._factor
+        if len(parts) == len(group.members) == 1:
+            return [(positions, values.to(parts[0].gradient.dtype))]
         firsts = [group.offsets[part.name] for part in parts]
         stops = [first + part.gradient.numel() for first, part in zip(firsts, parts, strict=True)]
         edges = torch.searchsorted(positions, torch.tensor([*firsts, *stops], device=positions.device)).tolist()

@@ -1,5 +1,7 @@
 """Every kernel, compiled and portable, against a few obvious lines of numpy; both give the same bits."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,7 @@ floats = st.floats(-(2.0**100), 2.0**100, width=32) | st.sampled_from(
 )
 blocks_of_floats = st.lists(st.lists(floats, max_size=40), max_size=4)
 layouts = st.builds(BlockLayout, length=st.integers(1, 300), count=st.integers(1, 9), chunk=st.integers(1, 40))
+LARGEST_BF16 = float(torch.finfo(torch.bfloat16).max)
 KINDS = ("heavy", "ties", "equal", "denormal", "sparse", "one bin", "neighbours", "zeros")
 
 
@@ -80,6 +83,32 @@ def check_take_largest(kernels, blocks, budgets):
     taken = [block[chosen] for block, chosen in zip(blocks, expected, strict=True)]
     assert_same_bits(values, np.concatenate([np.float32([]), *taken]))
     assert_same_bits(acc, np.concatenate([np.float32([7, 7]), *left, np.float32([9])]))
+
+
+@both
+@given(length=st.integers(0, 300), kind=st.sampled_from(KINDS), share=st.floats(0, 1.1), seed=seeds)
+@examples
+def test_what_is_taken_rounded_and_what_stays_make_up_the_entry(kernels, length, kind, share, seed):
+    """The same entries as unrounded, as the nearest bf16; 3.4e38 has none that is finite and above it."""
+    before = torch.cat([tensor(numbers(length, seed, kind)), torch.tensor([3.4e38, -3.4e38])])
+    exact, rounded = before.clone(), before.clone()
+    place = (ints([0]), ints([length + 2]), ints([int(share * length) + 2]))
+    counts, indices, values = kernels.take_largest(exact, *place)
+    same_counts, same_indices, codes, fine = kernels.take_rounded(rounded, *place)
+    assert fine and codes.dtype is torch.bfloat16 and counts.tolist() == same_counts.tolist()
+    assert_same_bits(same_indices, indices.numpy())
+    nearest = values.clamp(-LARGEST_BF16, LARGEST_BF16).bfloat16()
+    assert torch.equal(codes, nearest)
+    exact[indices.long()] = values - nearest.float()
+    assert torch.equal(rounded, exact)
+
+
+@both
+@pytest.mark.parametrize("sum_", [math.inf, -math.inf])
+def test_a_sum_that_is_not_finite_is_noticed_when_it_is_taken_rounded(kernels, sum_):
+    acc = torch.ones(100)
+    acc[7] = sum_
+    assert not kernels.take_rounded(acc, ints([0]), ints([100]), ints([3]))[3]
 
 
 @both

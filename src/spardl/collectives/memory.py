@@ -27,6 +27,7 @@ class Memory:
         self.codec = codec
         self._sent = _Sent()
         self._kernels = kernels.for_device(acc.device)
+        self._no_scales = torch.empty(0, device=acc.device)
 
     @property
     def lengths(self) -> Ints:
@@ -45,12 +46,10 @@ class Memory:
         """The `budgets[i]` largest entries of each block `ids[i]`, in the wire's format; rounding errors stay here."""
         if self.codec.values != "bf16" or not self.acc.leaves_errors:
             return self.code(self.acc.take_largest(ids, budgets))
-        taken = self.acc.take_largest(ids, budgets, rounding=True)
-        if not self._kernels.all_finite(taken.values):
-            self.acc.poisoned = True
+        taken = self.acc.take_rounded(ids, budgets)
+        if self.acc.poisoned:
             return self._nothing(ids)
-        codes = taken.values.to(torch.bfloat16)  # which they are already, so nothing is rounded here
-        return CodedBlocks(ids, taken.counts, taken.indices, codes, codes[:0].float())
+        return CodedBlocks(ids, taken.counts, taken.indices, taken.values, self._no_scales)
 
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
         return self.acc.take_largest_of_all(budget)

@@ -94,17 +94,24 @@ def put_word(_context, data, first, word):
 
 
 @intrinsic
-def zero_lanes(_context, values, first):
-    """Zero the sixty-four floats from `values[first]` on, whose address is a multiple of 32, without reading them."""
+def stream_lanes(_context, values, to, source, first):
+    """Copy the sixty-four floats from `source[first]` on to `values[to]`, whose address is a multiple of 32, round the
+    cache: nothing is read there."""
 
     def emit(context, builder, signature, arguments):
-        array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])
+        out, given = (
+            cgutils.create_struct_proxy(signature.args[number])(context, builder, value=arguments[number]).data
+            for number in (0, 2)
+        )
         piece = ir.VectorType(ir.FloatType(), 8)
         for offset in range(0, LANES, 8):
-            place = builder.add(arguments[1], ir.Constant(arguments[1].type, offset))
-            pointer = builder.bitcast(builder.gep(array.data, [place]), piece.as_pointer())
-            store = builder.store(ir.Constant(piece, None), pointer, align=32)
+            ahead = ir.Constant(arguments[1].type, offset)
+            read_at, write_at = (
+                builder.bitcast(builder.gep(data, [builder.add(place, ahead)]), piece.as_pointer())
+                for data, place in ((given, arguments[3]), (out, arguments[1]))
+            )
+            store = builder.store(builder.load(read_at, align=4), write_at, align=32)
             store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_WORD, 1)]))
         return context.get_dummy_value()
 
-    return types.void(values, types.intp), emit
+    return types.void(values, types.intp, source, types.intp), emit

@@ -5,11 +5,12 @@ Chunk c of the natural order lies in block c % count, at slot c // count. See bl
 
 import numpy as np
 
-from spardl.kernels._lanes import LANES, ask_for, at_least, count_bits, lowest_bit, zero_lanes
+from spardl.kernels._lanes import LANES, ask_for, at_least, count_bits, lowest_bit, stream_lanes
 from spardl.kernels._numba import INFINITE, MAGNITUDE, compiled, inlined
 
 # Elements that are added before the list looks at them, while they are still in the nearest cache.
 TILE = 256
+PAGE = 1024  # elements that are made before they are written, for the same reason
 LINE = 16  # floats that memory hands out together
 LAST_BIT = np.uint64(1 << 63)
 
@@ -206,12 +207,22 @@ def to_natural_order(starts, chunk, counts, indices, values, positions, ordered)
 
 @compiled("void(float32[::1], int64[::1], float32[::1])")
 def put_only(out, positions, values):
-    """Make `out` zero everywhere but at these positions, without reading it."""
+    """Make `out` zero everywhere but at these positions, which ascend, without reading it.
+
+    Each page is made in the cache and then streamed out: to write single entries into it later would fetch it again.
+    """
+    page = np.zeros(PAGE, np.float32)
     head = min(out.size, (-out.ctypes.data // 4) % 8)
-    whole = head + (out.size - head) // LANES * LANES
-    out[:head] = 0.0
-    for first in range(head, whole, LANES):
-        zero_lanes(out, first)
-    out[whole:] = 0.0
-    for i in range(positions.size):
-        out[positions[i]] = values[i]
+    done = 0
+    for first in range(head - PAGE, out.size, PAGE):
+        begun, start, stop = done, max(first, 0), min(first + PAGE, out.size)
+        while done < positions.size and positions[done] < stop:
+            page[positions[done] - start] = values[done]
+            done += 1
+        whole = (stop - start) // LANES * LANES if first >= 0 else 0
+        for i in range(0, whole, LANES):
+            stream_lanes(out, start + i, page, i)
+        for i in range(whole, stop - start):
+            out[start + i] = page[i]
+        for i in range(begun, done):
+            page[positions[i] - start] = 0.0

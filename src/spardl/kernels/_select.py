@@ -182,11 +182,11 @@ def _choose(bits, threshold, ties, places, amounts, indices, values, done):
     """Append the entries whose key, in `bits`, reaches the threshold, and so many of those that equal it."""
     for i in range(bits.size):
         key = bits[i] & MAGNITUDE
-        equal = key == threshold and ties > 0
+        equal = np.int64(key == threshold) & np.int64(ties > 0)
         ties -= equal
         indices[done] = places[i]
         values[done] = amounts[i]
-        done += key > threshold or equal
+        done += np.int64(key > threshold) | equal
     return done
 
 
@@ -207,32 +207,38 @@ def _choose_anywhere(bits, threshold, ties, amounts, indices, values, done):
 
 
 @inlined
-def _leave(acc, first, indices, values, bits, rounding):
-    """Take entries out of a block: leave zero, or with `rounding` take the nearest bf16 and leave the rest."""
-    if not rounding:
+def _leave(acc, first, indices, values, bits, codes):
+    """Take entries out of a block: leave zero, or if there is room for `codes`, write the nearest bf16 there and leave
+    the rest. Returns whether what was rounded is finite."""
+    largest = np.uint32(0)
+    if not codes.size:
         for i in range(indices.size):
             acc[first + indices[i]] = 0.0
-        return
+        return True
     for i in range(indices.size):
-        value = values[i]
-        bits[i] = nearest_bf16(bits[i])
-        acc[first + indices[i]] = value - values[i]
+        near = nearest_bf16(bits[i])
+        largest = max(largest, bits[i] & MAGNITUDE)
+        codes[i] = np.uint16(near >> np.uint32(16))
+        acc[first + indices[i]] = values[i] - np.uint32(near).view(np.float32)
+    return largest < INFINITE
 
 
 @compiled(
-    "void(float32[::1], uint32[::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean, int64[::1], int32[::1],"
-    " float32[::1], uint32[::1], uint32[::1], int64[::1], int64[::1], int32[::1], float32[::1], uint32[::1],"
-    " uint32[::1], int64[::1])"
+    "boolean(float32[::1], uint32[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int32[::1],"
+    " float32[::1], uint32[::1], uint16[::1], uint32[::1], int64[::1], int64[::1], int32[::1], float32[::1],"
+    " uint32[::1], uint32[::1], int64[::1])"
 )
 def take_largest(
-    acc, bits, ids, firsts, stops, budgets, rounding, counts, indices, values, value_bits,
+    acc, bits, ids, firsts, stops, budgets, counts, indices, values, value_bits, codes,
     lows, edges, fills, places, amounts, amount_bits, next_lows, wanted,
 ):  # fmt: skip
     """Move the `budgets[b]` largest entries of each block [firsts[b], stops[b]) out of acc.
 
     `ids[b]` is the block's number in the shortlist, whose next keys and rooms are noted. A list serves once.
-    The outputs need room for one entry more than can be taken.
+    The outputs need room for one entry more than can be taken. If there is room for codes, only the nearest bf16 of
+    each entry is moved, to there; returns whether they are finite.
     """
+    finite = True
     histogram = np.empty((4, BINS), np.int32)
     room = 0
     for b in range(ids.size):
@@ -263,12 +269,13 @@ def take_largest(
                 for i in range(found):
                     held[i] = block[candidates[i]]
                 done = _choose(held.view(np.uint32), threshold, ties, candidates, held, indices, values, done)
-        _leave(acc, first, indices[before:done], values[before:done], value_bits[before:done], rounding)
+        finite &= _leave(acc, first, indices[before:done], values[before:done], value_bits[before:done], codes[before:])
         counts[b] = done - before
         fills[id_] = USED
         if MEANT * budget < stops[b] - first:
             next_lows[id_] = min(next_lows[id_], next_low)
             wanted[id_] = max(wanted[id_], ROOM * budget + 64)
+    return finite
 
 
 @compiled("int64(int64[::1], int64[::1], int64[::1])")

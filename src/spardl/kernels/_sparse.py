@@ -6,6 +6,14 @@ from spardl.kernels._numba import compiled, inlined
 
 
 @inlined
+def _either(condition, one, other):
+    """One float32 or the other, without a branch: in a merge, what comes next cannot be guessed."""
+    mask = -np.int32(condition)
+    kept = (np.float32(one).view(np.int32) & mask) | (np.float32(other).view(np.int32) & ~mask)
+    return np.int32(kept).view(np.float32)
+
+
+@inlined
 def _add(acc, first, indices, values):
     for i in range(indices.size):
         acc[first + indices[i]] += values[i]
@@ -27,12 +35,12 @@ def _insert(indices, totals, low, places, amounts, new_places, new_amounts):
     The copy has room for all of both and one more: entries that do not count are overwritten by the next one, which is
     faster than a branch.
     """
-    old = i = new = 0
+    old = i = new = np.int64(0)
     while old < places.size and i < indices.size:
-        listed, given = places[old] <= indices[i], places[old] >= indices[i]
+        listed, given = np.int64(places[old] <= indices[i]), np.int64(places[old] >= indices[i])
         new_places[new] = min(places[old], indices[i])
-        new_amounts[new] = totals[i] if given else amounts[old]
-        new += listed or not abs(totals[i]) < low
+        new_amounts[new] = _either(given, totals[i], amounts[old])
+        new += listed | np.int64(not abs(totals[i]) < low)
         old += listed
         i += given
     while i < indices.size:
@@ -99,12 +107,12 @@ def fade(memory, firsts, counts, indices, values, share):
 @compiled("int64(int32[::1], float32[::1], int32[::1], float32[::1], int32[::1], float32[::1])")
 def merge(left, left_values, right, right_values, indices, values):
     """Sum of two sorted sparse vectors; entries that cancel to zero vanish. The outputs need room for one more."""
-    i = j = done = 0
+    nothing = np.float32(0.0)
+    i = j = done = np.int64(0)
     while i < left.size and j < right.size:
-        from_left, from_right = left[i] <= right[j], left[i] >= right[j]
+        from_left, from_right = np.int64(left[i] <= right[j]), np.int64(left[i] >= right[j])
         indices[done] = min(left[i], right[j])
-        value = left_values[i] if from_left else np.float32(0.0)
-        value = value + right_values[j] if from_right else value
+        value = _either(from_left, left_values[i], nothing) + _either(from_right, right_values[j], nothing)
         values[done] = value
         done += value != 0.0
         i += from_left

@@ -19,6 +19,9 @@ Bools = NDArray[np.bool_]
 # One large block, never touched, spares every step the page faults of getting its buffers anew.
 np.empty(31 << 20, np.uint8)
 
+_NOTHING = np.empty(0, np.uint8)
+_NO_CODES = np.empty(0, np.uint16)
+
 
 def _bits(values: Tensor) -> NDArray[np.uint32]:
     return values.numpy().view(np.uint32)
@@ -125,28 +128,56 @@ def take_largest(
     budgets: Ints,
     ids: Ints | None = None,
     shortlist: Shortlist | None = None,
-    rounding: bool = False,
 ) -> tuple[Ints, Tensor, Tensor]:
     """Move the `budgets[b]` entries of largest magnitude out of each block; they become zero there.
 
     Exact: ties go to the lowest index, zeros are never taken. Where the `shortlist` of block `ids[b]` suffices, only it
     is looked at. Otherwise two passes over the block: a histogram of the leading bits finds the bin that holds the last
     wanted magnitude, a sweep collects what lies in or above it, and that short list is settled bit by bit.
-    With `rounding`, the nearest bf16 of each is taken, and what that leaves over stays instead of zero.
     Returns counts, indices relative to the block (ascending) and values.
     """
-    room = _select.room_for(firsts, stops, budgets)
+    values = torch.empty(_select.room_for(firsts, stops, budgets) + 1)
+    counts, indices, _ = _take(acc, firsts, stops, budgets, ids, shortlist, values.numpy(), _NO_CODES)
+    return counts, indices, values[: indices.numel()]
+
+
+def take_rounded(
+    acc: Tensor,
+    firsts: Ints,
+    stops: Ints,
+    budgets: Ints,
+    ids: Ints | None = None,
+    shortlist: Shortlist | None = None,
+) -> tuple[Ints, Tensor, Tensor, bool]:
+    """`take_largest`, but what is taken of each entry is the nearest bf16, the largest finite one where it would
+    overflow; the rest stays. Says also whether all that was taken is finite."""
+    room = _select.room_for(firsts, stops, budgets) + 1
+    codes = torch.empty(room, dtype=torch.bfloat16)
+    values, words = np.empty(room, np.float32), codes.view(torch.uint16).numpy()
+    counts, indices, fine = _take(acc, firsts, stops, budgets, ids, shortlist, values, words)
+    return counts, indices, codes[: indices.numel()], fine
+
+
+def _take(
+    acc: Tensor,
+    firsts: Ints,
+    stops: Ints,
+    budgets: Ints,
+    ids: Ints | None,
+    shortlist: Shortlist | None,
+    values: NDArray[np.float32],
+    codes: NDArray[np.uint16],
+) -> tuple[Ints, Tensor, bool]:
     counts = np.zeros(firsts.size, np.int64)
-    indices = torch.empty(room + 1, dtype=torch.int32)
-    values = torch.empty(room + 1, dtype=torch.float32)
+    indices = torch.empty(values.size, dtype=torch.int32)
     if shortlist is None or ids is None:
         ids, shortlist = np.arange(firsts.size), Shortlist(firsts.size)
-    blocks = (ids, firsts, stops, budgets, rounding, counts)
-    out = (indices.numpy(), values.numpy(), _bits(values))
+    sums = acc.numpy()
+    blocks = (ids, firsts, stops, budgets, counts, indices.numpy(), values, values.view(np.uint32), codes)
     listing = (shortlist.lows, *shortlist.lists, shortlist.amounts.view(np.uint32))
-    _select.take_largest(acc.numpy(), _bits(acc), *blocks, *out, *listing, shortlist.next_lows, shortlist.wanted)
-    total = int(counts.sum())
-    return counts, indices[:total], values[:total]
+    noted = (shortlist.next_lows, shortlist.wanted)
+    fine = _select.take_largest(sums, sums.view(np.uint32), *blocks, *listing, *noted)
+    return counts, indices[: int(counts.sum())], bool(fine)
 
 
 def take_above(
@@ -304,13 +335,10 @@ def read_frame(
     `exponents` are the upper bits of a code that are all set if it is not finite; 0 for codes that are always finite.
     """
     places, octets = indices.numpy(), _octets(codes)
-    words = octets.view(np.uint16) if exponents else _NOTHING.view(np.uint16)
+    words = octets.view(np.uint16) if exponents else _NO_CODES
     blocks = (lengths, budgets, counts, _octets(scales), octets, words, places, places.view(np.uint8))
     form = (raw, codes.itemsize if codes.numel() else 0, np.uint16(exponents))
     return int(_frames.read_frame(frame.numpy(), *form, *blocks))
-
-
-_NOTHING = np.empty(0, np.uint8)
 
 
 def _octets(values: Tensor) -> NDArray[np.uint8]:

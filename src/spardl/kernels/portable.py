@@ -112,7 +112,6 @@ def take_largest(
     budgets: Ints,
     ids: Ints | None = None,
     shortlist: None = None,
-    rounding: bool = False,
 ) -> tuple[Ints, Tensor, Tensor]:
     counts = np.zeros(firsts.size, np.int64)
     indices, values = [], []
@@ -122,11 +121,25 @@ def take_largest(
         counts[b] = kept.numel()
         taken = block[kept]
         indices.append(kept.int())
-        values.append(round_bf16(taken)[0].float() if rounding else taken)
-        block[kept] = taken - values[-1]
+        values.append(taken)
+        block[kept] = 0
     if not indices:
         return counts, acc.new_empty(0, dtype=torch.int32), acc.new_empty(0)
     return counts, torch.cat(indices), torch.cat(values)
+
+
+def take_rounded(
+    acc: Tensor,
+    firsts: Ints,
+    stops: Ints,
+    budgets: Ints,
+    ids: Ints | None = None,
+    shortlist: None = None,
+) -> tuple[Ints, Tensor, Tensor, bool]:
+    counts, indices, values = take_largest(acc, firsts, stops, budgets)
+    codes, errors = round_bf16(values)
+    scatter_add(acc, firsts, counts, indices, errors)
+    return counts, indices, codes, all_finite(values)
 
 
 def take_above(
