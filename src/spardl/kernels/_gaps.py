@@ -49,24 +49,24 @@ def _write_block(out, byte, pending, held, low_bits, indices):
     mask = np.uint64((1 << low_bits) - 1)
     previous = -1
     for i in range(indices.size):
+        if held + low_bits >= 64:
+            byte, pending, held = _flush(out, byte, pending, held)
         pending |= (np.uint64(indices[i] - previous - 1) & mask) << np.uint64(held)
         previous = indices[i]
         held += low_bits
-        if held >= 32:
-            byte, pending, held = _flush(out, byte, pending, held)
     byte, pending, held = _flush(out, byte, pending, held)
     previous = -1
     for i in range(indices.size):
         zeros = (indices[i] - previous - 1) >> low_bits
         previous = indices[i]
-        while zeros >= 32:
-            byte, pending, held = _flush(out, byte, pending, held + 32)
-            zeros -= 32
+        if held + zeros >= 63:
+            byte, pending, held = _flush(out, byte, pending, held)
+            while zeros >= 32:
+                byte, pending, held = _flush(out, byte, pending, held + 32)
+                zeros -= 32
         held += zeros
         pending |= np.uint64(1) << np.uint64(held)
         held += 1
-        if held >= 32:
-            byte, pending, held = _flush(out, byte, pending, held)
     return _flush(out, byte, pending, held)
 
 
@@ -83,34 +83,36 @@ def _word(data, first):
 
 @inlined
 def _read_block(data, cursor, low_bits, length, indices):
-    """Undo `_write_block`; return the new cursor, or -1 if the bits run out or an index leaves [0, length)."""
+    """Undo `_write_block`; return the new cursor, or -1 if the bits run out or an index leaves [0, length).
+
+    Where the i-th one among the quotients stands says what the first i quotients sum to. So the ones of a word are read
+    off, one after the other, and the last of these ascending indices tells whether any leaves the block.
+    """
     limit = data.size * 8
     high = cursor + low_bits * indices.size
     if high + indices.size > limit:
         return np.int64(-1)
     mask = np.uint64((1 << low_bits) - 1)
-    most = length >> low_bits  # a larger quotient leaves the block, and might overflow when it is shifted
-    index = np.int64(-1)
-    for i in range(indices.size):
-        quotient = -high
-        rest = _word(data, high >> 3) >> np.uint64(high & 7)
-        while rest == 0:
-            high = (high & ~7) + 64
-            if high >= limit:
+    quotients = lows = done = np.int64(0)
+    first = high & ~7
+    word = _word(data, high >> 3) >> np.uint64(high & 7) << np.uint64(high & 7)
+    while done < indices.size:
+        if word == 0:
+            first += 64
+            if first >= limit:
                 return np.int64(-1)
-            rest = _word(data, high >> 3)
-        high += lowest_bit(rest)
-        quotient += high
-        high += 1
-        if quotient > most:
-            return np.int64(-1)
-        low = (_word(data, cursor >> 3) >> np.uint64(cursor & 7)) & mask
+            word = _word(data, first >> 3)
+            continue
+        quotients = first + lowest_bit(word) - high - done
+        word &= word - np.uint64(1)
+        lows += np.int64((_word(data, cursor >> 3) >> np.uint64(cursor & 7)) & mask)
         cursor += low_bits
-        index += 1 + (quotient << low_bits) + np.int64(low)
-        if index >= length:
-            return np.int64(-1)
-        indices[i] = index
-    return high
+        indices[done] = done + (quotients << low_bits) + lows
+        done += 1
+    # What is out of bounds may have overflowed where it was written, so it is looked at in two steps.
+    if quotients > length >> low_bits or done - 1 + (quotients << low_bits) + lows >= length:
+        return np.int64(-1)
+    return high + quotients + done
 
 
 @compiled("int64(uint8[::1], int64[::1], int64[::1], int32[::1])")
