@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spardl.errors import ProtocolError
-from spardl.kernels import compiled, portable
+from spardl.kernels import compiled, frames, portable
 from spardl.sparse import SparseBlocks
-from spardl.wire.frame import HEADER, VERSION, Codec, CodedBlocks
-from spardl.wire.values import CODE_TYPES, EXPONENTS
+from spardl.wire.frame import Codec, CodedBlocks
 
 FORMATS = ("fp32", "bf16", "fp16", "int8")
 CODECS = [Codec(values, indices) for values in (*FORMATS, "none") for indices in ("rice", "raw")]
@@ -217,7 +216,8 @@ def test_random_bytes_are_refused_or_harmless(codec, shape, body, honest):
     """Also behind a header that looks right."""
     lengths, budgets, _ = shape
     if honest:
-        body = struct.pack("<BBHI", VERSION, codec._flags, len(lengths), HEADER + len(body)) + body
+        length = frames.HEADER.size + len(body)
+        body = struct.pack("<BBHI", frames.VERSION, codec._form.flags, len(lengths), length) + body
     check_distrust(codec, torch.from_numpy(np.frombuffer(body, np.uint8).copy()), lengths, budgets)
 
 
@@ -244,7 +244,7 @@ def test_each_mistake_has_its_own_sentence(codec):
     assert "another value or index format" in refusal(codec, damaged(1, other_values), lengths, budgets)
     assert "another value or index format" in refusal(codec, damaged(1, int(good[1]) | 64), lengths, budgets)
     assert "3 blocks instead of 2" in refusal(codec, damaged(2, 3), lengths, budgets)
-    assert "more entries than a block may have" in refusal(codec, damaged(HEADER, 11), lengths, budgets)
+    assert "more entries than a block may have" in refusal(codec, damaged(frames.HEADER.size, 11), lengths, budgets)
     assert f"in {good.numel() - 1}" in refusal(codec, good[:-1], lengths, budgets)
     # The last byte is missing, and the header knows it: too few bits, or too few bytes.
     assert "indices" in refusal(codec, damaged(4, good.numel() - 1)[:-1], lengths, budgets)
@@ -310,27 +310,16 @@ def test_both_kernels_write_the_same_frames_and_judge_them_alike(codec, shape, s
     coded = codec.code(random_blocks(lengths, counts, seed))
     blocks = (lengths, budgets, coded.counts, coded.scales, coded.codes, coded.indices)
     frame = codec.pack(coded, lengths, budgets)
-    again = torch.zeros_like(frame)
-    assert portable.write_frame(again, VERSION, codec._flags, codec.indices == "raw", *blocks) == frame.numel()
-    assert torch.equal(again, frame)
+    assert torch.equal(portable.write_frame(codec._form, False, *blocks), frame)
 
     for place, byte in changes:
-        frame[HEADER + place % max(1, frame.numel() - HEADER) if frame.numel() > HEADER else 0] = byte
-    if cut and frame.numel() - cut > HEADER:
-        frame = frame[:-cut]
+        frame[place % frame.numel()] = byte
+    frame = frame[: frame.numel() - cut]
     found = [opened(loops, codec, frame, lengths, budgets) for loops in (compiled, portable)]
     assert found[0] == found[1]
 
 
 def opened(loops, codec, frame, lengths, budgets):
     """All that one of the kernels finds in a frame, or its verdict."""
-    room = int(budgets.sum())
-    counts = np.zeros(len(lengths), np.int64)
-    scales = torch.zeros(len(lengths) if codec.values == "int8" else 0)
-    codes = torch.zeros(0 if codec.values == "none" else room, dtype=CODE_TYPES.get(codec.values, torch.float32))
-    indices = torch.zeros(room, dtype=torch.int32)
-    exponents = EXPONENTS.get(codes.dtype, 0) if codes.numel() else 0
-    blocks = (lengths, budgets, counts, scales, codes, indices)
-    found = loops.read_frame(frame, codec.indices == "raw", exponents, *blocks)
-    parts = [part.view(torch.uint8).tolist() for part in (scales, codes[:found], indices[:found]) if part.numel()]
-    return found if found < 0 else (counts.tolist(), parts)
+    found, (counts, *parts) = loops.read_frame(frame, codec._form, lengths, budgets)
+    return found if found < 0 else (counts.tolist(), [part.view(torch.uint8).tolist() for part in parts if len(part)])

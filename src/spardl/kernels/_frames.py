@@ -7,7 +7,7 @@ import numpy as np
 
 from spardl.kernels._gaps import plan_block, read_gaps, write_gaps
 from spardl.kernels._numba import compiled, inlined
-from spardl.kernels.frames import ASTRAY, NOT_FINITE, TOO_MANY, TOO_SHORT
+from spardl.kernels.frames import ASTRAY, FOREIGN, NOT_FINITE, POISONED, POISONED_FLAG, TOO_MANY, TOO_SHORT, VERSION
 from spardl.kernels.frames import HEADER as _HEADER
 
 HEADER = _HEADER.size
@@ -56,10 +56,10 @@ def _plan(counts, lengths):
 
 
 @compiled(
-    "int64(uint8[::1], int64, int64, boolean, int64[::1], int64[::1], int64[::1], uint8[::1], uint8[::1], int32[::1],"
+    "int64(uint8[::1], int64, boolean, int64[::1], int64[::1], int64[::1], uint8[::1], uint8[::1], int32[::1],"
     " uint8[::1])"
 )
-def write_frame(out, version, flags, raw, lengths, budgets, counts, scales, codes, indices, index_bytes):
+def write_frame(out, flags, raw, lengths, budgets, counts, scales, codes, indices, index_bytes):
     """Write a frame; return its length. Scales and codes come as bytes; `index_bytes` is the memory of `indices`."""
     at = HEADER
     size = _count_bytes(budgets)
@@ -71,11 +71,30 @@ def write_frame(out, version, flags, raw, lengths, budgets, counts, scales, code
         at += _copy(out, at, index_bytes, 0, index_bytes.size)
     else:
         at += write_gaps(out[at:], _plan(counts, lengths), counts, indices)
-    _write_number(out, 0, version, 1)
+    _write_number(out, 0, VERSION, 1)
     _write_number(out, 1, flags, 1)
     _write_number(out, 2, counts.size, 2)
     _write_number(out, 4, at, 4)
     return at
+
+
+@inlined
+def _read_number(data, at, size):
+    number = np.int64(0)
+    for byte in range(size):
+        number |= np.int64(data[at + byte]) << (8 * byte)
+    return number
+
+
+@inlined
+def _judge_header(frame, flags, blocks):
+    """The frame's length, or what is wrong."""
+    if frame.size < HEADER or frame[0] != VERSION or (frame[1] & ~POISONED_FLAG) != flags:
+        return FOREIGN
+    length = _read_number(frame, 4, 4)
+    if _read_number(frame, 2, 2) != blocks or not HEADER <= length <= frame.size:
+        return FOREIGN
+    return POISONED if frame[1] & POISONED_FLAG else length
 
 
 @inlined
@@ -84,9 +103,7 @@ def _read_counts(frame, lengths, budgets, counts):
     size = _count_bytes(budgets)
     total = 0
     for b in range(counts.size):
-        count = 0
-        for byte in range(size):
-            count |= np.int64(frame[HEADER + b * size + byte]) << (8 * byte)
+        count = _read_number(frame, HEADER + b * size, size)
         if count > min(budgets[b], lengths[b]):
             return -1
         counts[b] = count
@@ -112,17 +129,21 @@ def _ascend_within(indices, length):
 
 
 @compiled(
-    "int64(uint8[::1], boolean, int64, uint16, int64[::1], int64[::1], int64[::1], uint8[::1], uint8[::1],"
+    "int64(uint8[::1], int64, boolean, int64, uint16, int64[::1], int64[::1], int64[::1], uint8[::1], uint8[::1],"
     " uint16[::1], int32[::1], uint8[::1])"
 )
 def read_frame(
-    frame, raw, value_bytes, exponents, lengths, budgets, counts, scales, codes, words, indices, index_bytes
+    data, flags, raw, value_bytes, exponents, lengths, budgets, counts, scales, codes, words, indices, index_bytes
 ):  # fmt: skip
-    """Open a frame whose header has been checked; return how many entries it has, or what is wrong with it.
+    """Open the frame that `data` begins with; return how many entries it has, or what is wrong with it.
 
     Scales and codes go to memory that is given as bytes; `words` is that of the codes, and `index_bytes` that of
     `indices`. `exponents` are the bits that are all set in what is not finite, 0 for codes that are always finite.
     """
+    length = _judge_header(data, flags, counts.size)
+    if length < 0:
+        return length
+    frame = data[:length]
     at = HEADER + counts.size * _count_bytes(budgets)
     if frame.size < at:
         return TOO_SHORT

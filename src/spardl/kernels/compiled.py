@@ -4,12 +4,15 @@
 dealt to blocks (blocks.py). Counts, budgets and bounds are small host arrays on every device.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.kernels import _frames, _gaps, _order, _select, _sparse, _values
+from spardl.kernels.frames import POISONED_FLAG, Form
 from spardl.kernels.shortlist import Shortlist
 
 Ints = NDArray[np.int64]
@@ -22,9 +25,16 @@ np.empty(31 << 20, np.uint8)
 _NOTHING = np.empty(0, np.uint8)
 _NO_CODES = np.empty(0, np.uint16)
 
+# By size, since numpy has no name for bf16.
+_WORDS: dict[int, np.dtype[Any]] = {1: np.dtype(np.int8), 2: np.dtype(np.uint16), 4: np.dtype(np.float32)}
+
 
 def _bits(values: Tensor) -> NDArray[np.uint32]:
     return values.numpy().view(np.uint32)
+
+
+def _entries(indices: NDArray[np.int32], values: NDArray[np.float32], count: int) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(indices[:count]), torch.from_numpy(values[:count])
 
 
 def _key(threshold: float) -> np.uint32:
@@ -115,10 +125,10 @@ def write(acc: Tensor, starts: Ints, chunk: int, offset: int, source: Tensor) ->
 
 def to_natural_order(starts: Ints, chunk: int, counts: Ints, indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Natural positions (int64, ascending) and values of entries given for all blocks, block by block."""
-    positions = torch.empty(indices.numel(), dtype=torch.int64)
-    ordered = torch.empty_like(values)
-    _order.to_natural_order(starts, chunk, counts, indices.numpy(), values.numpy(), positions.numpy(), ordered.numpy())
-    return positions, ordered
+    given = (indices.numpy(), values.numpy())
+    positions, ordered = np.empty(given[0].size, np.int64), np.empty(given[0].size, np.float32)
+    _order.to_natural_order(starts, chunk, counts, *given, positions, ordered)
+    return torch.from_numpy(positions), torch.from_numpy(ordered)
 
 
 def take_largest(
@@ -136,9 +146,9 @@ def take_largest(
     wanted magnitude, a sweep collects what lies in or above it, and that short list is settled bit by bit.
     Returns counts, indices relative to the block (ascending) and values.
     """
-    values = torch.empty(_select.room_for(firsts, stops, budgets) + 1)
-    counts, indices, _ = _take(acc, firsts, stops, budgets, ids, shortlist, values.numpy(), _NO_CODES)
-    return counts, indices, values[: indices.numel()]
+    values = np.empty(_select.room_for(firsts, stops, budgets) + 1, np.float32)
+    counts, indices, _ = _take(acc, firsts, stops, budgets, ids, shortlist, values, _NO_CODES)
+    return counts, torch.from_numpy(indices), torch.from_numpy(values[: indices.size])
 
 
 def take_rounded(
@@ -152,10 +162,9 @@ def take_rounded(
     """`take_largest`, but what is taken of each entry is the nearest bf16, the largest finite one where it would
     overflow; the rest stays. Says also whether all that was taken is finite."""
     room = _select.room_for(firsts, stops, budgets) + 1
-    codes = torch.empty(room, dtype=torch.bfloat16)
-    values, words = np.empty(room, np.float32), codes.view(torch.uint16).numpy()
-    counts, indices, fine = _take(acc, firsts, stops, budgets, ids, shortlist, values, words)
-    return counts, indices, codes[: indices.numel()], fine
+    values, codes = np.empty(room, np.float32), np.empty(room, np.uint16)
+    counts, indices, fine = _take(acc, firsts, stops, budgets, ids, shortlist, values, codes)
+    return counts, torch.from_numpy(indices), torch.from_numpy(codes[: indices.size]).view(torch.bfloat16), fine
 
 
 def _take(
@@ -167,17 +176,16 @@ def _take(
     shortlist: Shortlist | None,
     values: NDArray[np.float32],
     codes: NDArray[np.uint16],
-) -> tuple[Ints, Tensor, bool]:
-    counts = np.zeros(firsts.size, np.int64)
-    indices = torch.empty(values.size, dtype=torch.int32)
+) -> tuple[Ints, NDArray[np.int32], bool]:
+    counts, indices = np.zeros(firsts.size, np.int64), np.empty(values.size, np.int32)
     if shortlist is None or ids is None:
         ids, shortlist = np.arange(firsts.size), Shortlist(firsts.size)
     sums = acc.numpy()
-    blocks = (ids, firsts, stops, budgets, counts, indices.numpy(), values, values.view(np.uint32), codes)
+    blocks = (ids, firsts, stops, budgets, counts, indices, values, values.view(np.uint32), codes)
     listing = (shortlist.lows, *shortlist.lists, shortlist.amounts.view(np.uint32))
     noted = (shortlist.next_lows, shortlist.wanted)
     fine = _select.take_largest(sums, sums.view(np.uint32), *blocks, *listing, *noted)
-    return counts, indices[: int(counts.sum())], bool(fine)
+    return counts, indices[: counts.sum()], bool(fine)
 
 
 def take_above(
@@ -188,20 +196,19 @@ def take_above(
     One pass, or none where the `shortlist`, which then is one of all of `acc`, reaches down to the threshold.
     """
     room = max(0, min(limit, stop - first))
-    indices = torch.empty(room, dtype=torch.int32)
-    values = torch.empty(room, dtype=torch.float32)
+    indices, values = np.empty(room, np.int32), np.empty(room, np.float32)
     key = _key(threshold)
     listed = shortlist.down_to(key) if shortlist is not None else None
     if listed is None:
-        taken = _select.take_above(acc.numpy(), _bits(acc), first, stop, key, indices.numpy(), values.numpy())
+        taken = _select.take_above(acc.numpy(), _bits(acc), first, stop, key, indices, values)
     else:
         places, amounts = listed
         found = (places, amounts, amounts.view(np.uint32))
-        taken = _select.take_listed(acc.numpy(), first, stop, key, *found, indices.numpy(), values.numpy())
+        taken = _select.take_listed(acc.numpy(), first, stop, key, *found, indices, values)
     if shortlist is not None:
         shortlist.give_up()
         shortlist.expect_above(key, taken * acc.numel() // max(1, stop - first))
-    return indices[:taken], values[:taken]
+    return _entries(indices, values, taken)
 
 
 def count_above(values: Tensor, threshold: float, shortlist: Shortlist | None = None) -> int:
@@ -223,9 +230,9 @@ def count_bins(values: Tensor, first: int, shift: int, bins: int) -> Ints:
 
 def keep_largest(values: Tensor, budget: int) -> Tensor:
     """Mask of the `budget` values of largest magnitude, ties to the first, zeros never."""
-    keep = torch.empty(values.numel(), dtype=torch.bool)
-    _select.keep_largest(_bits(values), budget, keep.numpy())
-    return keep
+    keep = np.empty(values.numel(), np.bool_)
+    _select.keep_largest(_bits(values), budget, keep)
+    return torch.from_numpy(keep)
 
 
 def part_largest(indices: Tensor, values: Tensor, budget: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -233,12 +240,10 @@ def part_largest(indices: Tensor, values: Tensor, budget: int) -> tuple[tuple[Te
 
     There must be more entries than the budget.
     """
-    kept, others = torch.empty(budget + 1, dtype=torch.int32), indices.new_empty(indices.numel() + 1)
-    kept_values, other_values = torch.empty(budget + 1), values.new_empty(values.numel() + 1)
-    outputs = (kept.numpy(), kept_values.numpy(), others.numpy(), other_values.numpy())
-    count = _select.part_largest(indices.numpy(), values.numpy(), _bits(values), budget, *outputs)
-    rest = indices.numel() - count
-    return (kept[:count], kept_values[:count]), (others[:rest], other_values[:rest])
+    places, amounts = indices.numpy(), values.numpy()
+    kept, others = ((np.empty(room + 1, np.int32), np.empty(room + 1, np.float32)) for room in (budget, places.size))
+    count = _select.part_largest(places, amounts, amounts.view(np.uint32), budget, *kept, *others)
+    return _entries(*kept, count), _entries(*others, places.size - count)
 
 
 def put_only(out: Tensor, positions: Tensor, values: Tensor) -> None:
@@ -272,20 +277,17 @@ def fade(memory: Tensor, firsts: Ints, counts: Ints, indices: Tensor, values: Te
 def merge(left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of two sparse vectors with ascending indices; entries that cancel to zero vanish."""
     room = left.numel() + right.numel() + 1
-    indices = torch.empty(room, dtype=torch.int32)
-    values = torch.empty(room, dtype=torch.float32)
-    total = _sparse.merge(
-        left.numpy(), left_values.numpy(), right.numpy(), right_values.numpy(), indices.numpy(), values.numpy()
-    )
-    return indices[:total], values[:total]
+    indices, values = np.empty(room, np.int32), np.empty(room, np.float32)
+    given = (left.numpy(), left_values.numpy(), right.numpy(), right_values.numpy())
+    return _entries(indices, values, _sparse.merge(*given, indices, values))
 
 
 def round_bf16(values: Tensor) -> tuple[Tensor, Tensor]:
     """Finite values as bf16, the largest finite one where they would overflow; and what rounding cost each."""
-    codes, errors = torch.empty(values.numel(), dtype=torch.bfloat16), torch.empty_like(values)
-    out = (codes.view(torch.uint16).numpy(), errors.numpy(), _bits(errors))
-    _values.round_bf16(values.numpy(), _bits(values), *out)
-    return codes, errors
+    given = values.numpy()
+    codes, errors = np.empty(given.size, np.uint16), np.empty(given.size, np.float32)
+    _values.round_bf16(given, given.view(np.uint32), codes, errors, errors.view(np.uint32))
+    return torch.from_numpy(codes).view(torch.bfloat16), torch.from_numpy(errors)
 
 
 def plan_gaps(counts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
@@ -295,50 +297,46 @@ def plan_gaps(counts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     return widths, worst
 
 
-def frame_room(lengths: Ints, budgets: Ints, value_bytes: int, scaled: bool, raw: bool) -> int:
+def frame_room(form: Form, lengths: Ints, budgets: Ints) -> int:
     """The most bytes that a frame for blocks of these lengths and budgets can have."""
-    return int(_frames.frame_room(lengths, budgets, value_bytes, scaled, raw))
+    return int(_frames.frame_room(lengths, budgets, form.value_bytes, form.scaled, form.raw))
 
 
 def write_frame(
-    out: Tensor,
-    version: int,
-    flags: int,
-    raw: bool,
+    form: Form,
+    poisoned: bool,
     lengths: Ints,
     budgets: Ints,
     counts: Ints,
     scales: Tensor,
     codes: Tensor,
     indices: Tensor,
-) -> int:
-    """Write a frame into `out`, which has room for it; how many bytes that took."""
-    places = indices.numpy()
+) -> Tensor:
+    """The frame of these blocks, as bytes."""
+    out, places = np.empty(frame_room(form, lengths, budgets), np.uint8), indices.numpy()
+    flags = form.flags | (POISONED_FLAG if poisoned else 0)
     blocks = (lengths, budgets, counts, _octets(scales), _octets(codes), places, places.view(np.uint8))
-    return int(_frames.write_frame(out.numpy(), version, flags, raw, *blocks))
+    return torch.from_numpy(out[: _frames.write_frame(out, flags, form.raw, *blocks)])
 
 
 def read_frame(
-    frame: Tensor,
-    raw: bool,
-    exponents: int,
-    lengths: Ints,
-    budgets: Ints,
-    counts: Ints,
-    scales: Tensor,
-    codes: Tensor,
-    indices: Tensor,
-) -> int:
-    """Read a frame whose header has been checked; how many entries it has, or a verdict.
+    frame: Tensor, form: Form, lengths: Ints, budgets: Ints
+) -> tuple[int, tuple[Ints, Tensor, Tensor, Tensor]]:
+    """How many entries a frame has, or a verdict; and its counts, indices, codes and scales.
 
-    Fills counts and scales, and codes and indices, which have room for all that a frame may hold, as far as it goes.
-    `exponents` are the upper bits of a code that are all set if it is not finite; 0 for codes that are always finite.
+    Bytes behind the frame do not count.
     """
-    places, octets = indices.numpy(), _octets(codes)
-    words = octets.view(np.uint16) if exponents else _NO_CODES
-    blocks = (lengths, budgets, counts, _octets(scales), octets, words, places, places.view(np.uint8))
-    form = (raw, codes.itemsize if codes.numel() else 0, np.uint16(exponents))
-    return int(_frames.read_frame(frame.numpy(), *form, *blocks))
+    room = int(budgets.sum())
+    counts, scales = np.empty(budgets.size, np.int64), np.empty(budgets.size if form.scaled else 0, np.float32)
+    codes = np.empty(room if form.value_bytes else 0, _WORDS[form.kind.itemsize])
+    indices = np.empty(room, np.int32)
+    words = codes.view(np.uint16) if form.exponents else _NO_CODES
+    out = (counts, scales.view(np.uint8), codes.view(np.uint8), words, indices, indices.view(np.uint8))
+    expected = (form.flags, form.raw, form.value_bytes, np.uint16(form.exponents), lengths, budgets)
+    found = int(_frames.read_frame(frame.numpy(), *expected, *out))
+    entries = max(0, found)
+    read = torch.from_numpy(codes[:entries]).view(form.kind)
+    return found, (counts, torch.from_numpy(indices[:entries]), read, torch.from_numpy(scales))
 
 
 def _octets(values: Tensor) -> NDArray[np.uint8]:

@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.kernels import load
-from spardl.kernels.frames import ASTRAY, HEADER, NOT_FINITE, TOO_MANY, TOO_SHORT
+from spardl.kernels.frames import (
+    ASTRAY,
+    FOREIGN,
+    HEADER,
+    NOT_FINITE,
+    POISONED,
+    POISONED_FLAG,
+    TOO_MANY,
+    TOO_SHORT,
+    VERSION,
+    Form,
+)
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -262,66 +273,76 @@ def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> Tens
 
 
 def write_frame(
-    out: Tensor,
-    version: int,
-    flags: int,
-    raw: bool,
+    form: Form,
+    poisoned: bool,
     lengths: Ints,
     budgets: Ints,
     counts: Ints,
     scales: Tensor,
     codes: Tensor,
     indices: Tensor,
-) -> int:
+) -> Tensor:
+    room = load("spardl.kernels.compiled").frame_room(form, lengths, budgets)
+    out = torch.empty(room, dtype=torch.uint8, device=indices.device)
     at = HEADER.size + counts.size * _count_type(budgets).itemsize
-    for part in (scales, codes, indices[: len(indices) if raw else 0]):
+    for part in (scales, codes, indices[: len(indices) if form.raw else 0]):
         size = part.numel() * part.itemsize
         out[at : at + size] = part.view(torch.uint8) if size else out[:0]
         at += size
-    if not raw:
+    if not form.raw:
         at += write_gaps(out[at:], _widths(counts, lengths), counts, indices)
-    head = HEADER.pack(version, flags, counts.size, at) + counts.astype(_count_type(budgets)).tobytes()
+    flags = form.flags | (POISONED_FLAG if poisoned else 0)
+    head = HEADER.pack(VERSION, flags, counts.size, at) + counts.astype(_count_type(budgets)).tobytes()
     out[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    return at
+    return out[:at]
 
 
 def read_frame(
-    frame: Tensor,
-    raw: bool,
-    exponents: int,
-    lengths: Ints,
-    budgets: Ints,
-    counts: Ints,
-    scales: Tensor,
-    codes: Tensor,
-    indices: Tensor,
-) -> int:
+    frame: Tensor, form: Form, lengths: Ints, budgets: Ints
+) -> tuple[int, tuple[Ints, Tensor, Tensor, Tensor]]:
+    counts = np.zeros(budgets.size, np.int64)
+    indices, codes, scales = (_as(kind, frame[:0]) for kind in (torch.int32, form.kind, torch.float32))
+    blank = (counts, indices, codes, scales)
     at = HEADER.size + counts.size * _count_type(budgets).itemsize
-    if frame.numel() < at:
-        return TOO_SHORT
+    length = _judge_header(frame, form.flags, counts.size)
+    if length < at:
+        return min(length, TOO_SHORT), blank
+    frame = frame[:length]
     counts[:] = np.frombuffer(frame[HEADER.size : at].cpu().numpy(), _count_type(budgets))
     if (counts > np.minimum(budgets, lengths)).any():
-        return TOO_MANY
+        return TOO_MANY, blank
     total = int(counts.sum())
-    for part in (scales, codes[:total]):
-        size = part.numel() * part.itemsize
-        if frame.numel() < at + size:
-            return TOO_SHORT
-        if size:
-            part.view(torch.uint8)[:] = frame[at : at + size]
-        at += size
-    if exponents:
-        upper = codes[:total].view(torch.int16)[codes.itemsize // 2 - 1 :: codes.itemsize // 2]
-        if (upper & exponents == exponents).any():
-            return NOT_FINITE
-    if raw:
-        found = _read_raw(frame[at:], counts, lengths)
+    middle = at + 4 * counts.size * form.scaled
+    end = middle + total * form.value_bytes
+    if length < end:
+        return TOO_SHORT, blank
+    scales, codes = _as(torch.float32, frame[at:middle]), _as(form.kind, frame[middle:end])
+    if form.exponents:
+        upper = codes.view(torch.int16)[codes.itemsize // 2 - 1 :: codes.itemsize // 2]
+        if (upper & form.exponents == form.exponents).any():
+            return NOT_FINITE, blank
+    if form.raw:
+        places = _read_raw(frame[end:], counts, lengths)
     else:
-        found = read_gaps(frame[at:], _widths(counts, lengths), counts, lengths)
-    if found is None:
-        return ASTRAY
-    indices[:total] = found
-    return total
+        places = read_gaps(frame[end:], _widths(counts, lengths), counts, lengths)
+    return (ASTRAY, blank) if places is None else (total, (counts, places, codes, scales))
+
+
+def _as(kind: torch.dtype, data: Tensor) -> Tensor:
+    """A copy of these bytes, which need not be aligned, as values."""
+    values = torch.empty(data.numel() // kind.itemsize, dtype=kind, device=data.device)
+    values.view(torch.uint8)[:] = data
+    return values
+
+
+def _judge_header(frame: Tensor, expected: int, blocks: int) -> int:
+    if frame.numel() < HEADER.size:
+        return FOREIGN
+    version, flags, found, length = HEADER.unpack(frame[: HEADER.size].cpu().numpy().data)
+    ours = version == VERSION and flags & ~POISONED_FLAG == expected and found == blocks
+    if not (ours and HEADER.size <= length <= frame.numel()):
+        return FOREIGN
+    return POISONED if flags & POISONED_FLAG else int(length)
 
 
 def _widths(counts: Ints, lengths: Ints) -> Ints:
@@ -332,7 +353,7 @@ def _widths(counts: Ints, lengths: Ints) -> Ints:
 def _read_raw(data: Tensor, counts: Ints, lengths: Ints) -> Tensor | None:
     if data.numel() != 4 * int(counts.sum()):
         return None
-    indices = data.clone().view(torch.int32)  # the clone aligns it
+    indices = _as(torch.int32, data)
     for block, length in zip(indices.split(counts.tolist()), lengths.tolist(), strict=True):
         if block.numel() and not (int(block[0]) >= 0 and int(block[-1]) < length and (block[1:] > block[:-1]).all()):
             return None

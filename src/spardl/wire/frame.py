@@ -13,6 +13,7 @@ Both sides know which blocks a frame holds and how many entries each may have, s
 advance and no size is ever sent ahead. A frame from the network is untrusted: everything is checked before it is used.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,11 +28,8 @@ from spardl.kernels import frames
 from spardl.sparse import Ints, SparseBlocks
 from spardl.wire import values as value_codes
 
-VERSION = 1
-HEADER = frames.HEADER.size
-_FORMS = ("fp32", "bf16", "fp16", "int8", "none")
+_FORMATS = ("fp32", "bf16", "fp16", "int8", "none")
 _RAW = 8
-_POISONED = 16
 _HOST = torch.device("cpu")
 
 _FAULTS = {
@@ -104,63 +102,60 @@ class Codec:
     def capacity(self, lengths: Ints, budgets: Ints) -> int:
         """The most bytes that a frame for blocks of these lengths and budgets can have."""
         # Budgets and lengths are host arrays, whatever device the entries are on.
-        loops = kernels.for_device(_HOST)
-        return int(loops.frame_room(lengths, budgets, self._value_bytes, self.values == "int8", self._raw))
+        return int(kernels.for_device(_HOST).frame_room(self._form, lengths, budgets))
 
     def pack(self, coded: CodedBlocks, lengths: Ints, budgets: Ints, *, poisoned: bool = False) -> Tensor:
         """The frame, a uint8 tensor of at most `capacity` bytes."""
-        frame = torch.empty(self.capacity(lengths, budgets), dtype=torch.uint8, device=coded.indices.device)
-        flags = self._flags | (_POISONED if poisoned else 0)
-        loops = kernels.for_device(frame.device)
         blocks = (lengths, budgets, coded.counts, coded.scales, coded.codes, coded.indices)
-        return frame[: loops.write_frame(frame, VERSION, flags, self._raw, *blocks)]
+        frame: Tensor = kernels.for_device(coded.indices.device).write_frame(self._form, poisoned, *blocks)
+        return frame
 
     def unpack(self, frame: Tensor, ids: Ints, lengths: Ints, budgets: Ints, peer: int) -> CodedBlocks | None:
         """What `pack` was given, or None for a poisoned frame; `ProtocolError` if this is not a frame for these blocks.
 
         `frame` may be longer than what was packed: a buffer of the full capacity is fine.
         """
-        if frame.numel() < HEADER:
-            raise _bad(peer, f"{frame.numel()} bytes, fewer than a header takes")
-        version, flags, blocks, length = frames.HEADER.unpack(frame[:HEADER].cpu().numpy().data)
-        if version != VERSION:
-            raise _bad(peer, f"wire version {version} where this is {VERSION}; run the same spardl on all ranks")
-        if flags & ~_POISONED != self._flags:
-            raise _bad(peer, "another value or index format")
-        if blocks != len(ids):
-            raise _bad(peer, f"{blocks} blocks instead of {len(ids)}")
-        if not HEADER <= length <= frame.numel():
-            raise _bad(peer, f"a frame of {length} bytes in {frame.numel()}")
-        return None if flags & _POISONED else self._entries(frame[:length], ids, lengths, budgets, peer)
-
-    def _entries(self, frame: Tensor, ids: Ints, lengths: Ints, budgets: Ints, peer: int) -> CodedBlocks:
-        room = int(budgets.sum())
-        counts = np.empty(len(ids), np.int64)
-        scales = torch.empty(len(ids) if self.values == "int8" else 0, device=frame.device)
-        codes = scales[:0]
-        if self.values != "none":
-            codes = torch.empty(room, dtype=value_codes.CODE_TYPES[self.values], device=frame.device)
-        indices = torch.empty(room, dtype=torch.int32, device=frame.device)
-        exponents = value_codes.EXPONENTS.get(codes.dtype, 0) if codes.numel() else 0
-        blocks = (lengths, budgets, counts, scales, codes, indices)
-        found = kernels.for_device(frame.device).read_frame(frame, self._raw, exponents, *blocks)
-        if found >= 0 and not value_codes.scales_are_fine(scales):
+        found, read = kernels.for_device(frame.device).read_frame(frame, self._form, lengths, budgets)
+        if found == frames.POISONED:
+            return None
+        if found == frames.FOREIGN:
+            raise _bad(peer, self._why_foreign(frame, len(ids)))
+        coded = CodedBlocks(ids, *read)
+        if found >= 0 and not value_codes.scales_are_fine(coded.scales):
             found = frames.NOT_FINITE
         if found < 0:
             raise _bad(peer, _FAULTS[found])
-        return CodedBlocks(ids, counts, indices[:found], codes[:found], scales)
+        return coded
+
+    def _why_foreign(self, frame: Tensor, expected: int) -> str:
+        if frame.numel() < frames.HEADER.size:
+            return f"{frame.numel()} bytes, fewer than a header takes"
+        version, flags, blocks, length = frames.HEADER.unpack(frame[: frames.HEADER.size].cpu().numpy().data)
+        if version != frames.VERSION:
+            return f"wire version {version} where this is {frames.VERSION}; run the same spardl on all ranks"
+        if flags & ~frames.POISONED_FLAG != self._form.flags:
+            return "another value or index format"
+        if blocks != expected:
+            return f"{blocks} blocks instead of {expected}"
+        return f"a frame of {length} bytes in {frame.numel()}"
 
     @property
-    def _flags(self) -> int:
-        return _FORMS.index(self.values) | (_RAW if self._raw else 0)
+    def _form(self) -> frames.Form:
+        return _form(self.values, self.indices)
 
-    @property
-    def _raw(self) -> bool:
-        return self.indices == "raw"
 
-    @property
-    def _value_bytes(self) -> int:
-        return 0 if self.values == "none" else value_codes.CODE_TYPES[self.values].itemsize
+@functools.cache
+def _form(values: Values | Literal["none"], indices: Indices) -> frames.Form:
+    kind = torch.float32 if values == "none" else value_codes.CODE_TYPES[values]
+    raw = indices == "raw"
+    return frames.Form(
+        flags=_FORMATS.index(values) | (_RAW if raw else 0),
+        kind=kind,
+        value_bytes=0 if values == "none" else kind.itemsize,
+        exponents=0 if values == "none" else value_codes.EXPONENTS.get(kind, 0),
+        scaled=values == "int8",
+        raw=raw,
+    )
 
 
 def _bad(peer: int, what: str) -> ProtocolError:
