@@ -43,7 +43,7 @@ def all_reduce(
     sync = _find(name)
     if sync is None:
         sync = _make(tensor, name, group, configure(config, settings))
-    elif (config or settings) and configure(config, settings) != sync.config:
+    elif (settings or config not in (None, sync.config)) and configure(config, settings) != sync.config:
         raise ConfigError(f"{name!r} was first synchronised with other settings; forget it first, or use another name.")
     (only,) = sync.groups
     if only.stats.elements != tensor.numel():

@@ -193,7 +193,8 @@ def configure(config: SyncConfig | None, settings: dict[str, Any]) -> SyncConfig
     if unknown:
         known = tuple(SyncConfig.__dataclass_fields__)
         check_choice("setting", unknown[0], known)
-    return dataclasses.replace(config or SyncConfig(), **settings)
+    config = config or SyncConfig()
+    return dataclasses.replace(config, **settings) if settings else config
 
 
 def check_density(density: float) -> None:

@@ -90,7 +90,7 @@ class Memory:
         if self.acc.poisoned:
             coded = self._nothing(coded.ids)
         frame = self.codec.pack(coded, self.lengths[coded.ids], budgets, poisoned=self.acc.poisoned)
-        self._sent.entries += int(coded.counts.sum())
+        self._sent.entries += coded.indices.numel()
         self._sent.seconds += perf_counter() - started
         return frame
 

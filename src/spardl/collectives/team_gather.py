@@ -5,7 +5,7 @@ Several ranks compute the same cut; exactly one of them keeps what it drops.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -109,4 +109,4 @@ class TopController:
         return self.budget if self.budget >= self.length else max(1, self.budget // self.teams)
 
     def state_dict(self) -> dict[str, int | bool]:
-        return asdict(self)
+        return dict(vars(self))

@@ -224,9 +224,9 @@ def _leave(acc, first, indices, values, bits, codes):
 
 
 @compiled(
-    "boolean(float32[::1], uint32[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int32[::1],"
-    " float32[::1], uint32[::1], uint16[::1], uint32[::1], int64[::1], int64[::1], int32[::1], float32[::1],"
-    " uint32[::1], uint32[::1], int64[::1])"
+    "Tuple((int64, boolean))(float32[::1], uint32[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
+    " int32[::1], float32[::1], uint32[::1], uint16[::1], uint32[::1], int64[::1], int64[::1], int32[::1],"
+    " float32[::1], uint32[::1], uint32[::1], int64[::1])"
 )
 def take_largest(
     acc, bits, ids, firsts, stops, budgets, counts, indices, values, value_bits, codes,
@@ -236,7 +236,7 @@ def take_largest(
 
     `ids[b]` is the block's number in the shortlist, whose next keys and rooms are noted. A list serves once.
     The outputs need room for one entry more than can be taken. If there is room for codes, only the nearest bf16 of
-    each entry is moved, to there; returns whether they are finite.
+    each entry is moved, to there. Returns how many were moved, and whether the codes are finite.
     """
     finite = True
     histogram = np.empty((4, BINS), np.int32)
@@ -275,7 +275,7 @@ def take_largest(
         if MEANT * budget < stops[b] - first:
             next_lows[id_] = min(next_lows[id_], next_low)
             wanted[id_] = max(wanted[id_], ROOM * budget + 64)
-    return finite
+    return done, finite
 
 
 @compiled("int64(int64[::1], int64[::1], int64[::1])")

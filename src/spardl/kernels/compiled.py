@@ -184,8 +184,8 @@ def _take(
     blocks = (ids, firsts, stops, budgets, counts, indices, values, values.view(np.uint32), codes)
     listing = (shortlist.lows, *shortlist.lists, shortlist.amounts.view(np.uint32))
     noted = (shortlist.next_lows, shortlist.wanted)
-    fine = _select.take_largest(sums, sums.view(np.uint32), *blocks, *listing, *noted)
-    return counts, indices[: counts.sum()], bool(fine)
+    taken, fine = _select.take_largest(sums, sums.view(np.uint32), *blocks, *listing, *noted)
+    return counts, indices[:taken], bool(fine)
 
 
 def take_above(
@@ -326,7 +326,7 @@ def read_frame(
 
     Bytes behind the frame do not count.
     """
-    room = int(budgets.sum())
+    room = sum(budgets.tolist())
     counts, scales = np.empty(budgets.size, np.int64), np.empty(budgets.size if form.scaled else 0, np.float32)
     codes = np.empty(room if form.value_bytes else 0, _WORDS[form.kind.itemsize])
     indices = np.empty(room, np.int32)

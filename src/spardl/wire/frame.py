@@ -75,7 +75,7 @@ class CodedBlocks:
             np.concatenate([piece.counts for piece in pieces]),
             torch.cat([piece.indices for piece in pieces]),
             torch.cat([piece.codes for piece in pieces]),
-            torch.cat([piece.scales for piece in pieces]),
+            torch.cat([piece.scales for piece in pieces]) if pieces[0].scales.numel() else pieces[0].scales,
         )
 
 
