@@ -1,5 +1,6 @@
 """Direct connections give the same bits as the simulated network; what goes wrong is an error with a name in it."""
 
+import itertools
 import multiprocessing
 import os
 import re
@@ -92,7 +93,7 @@ def check(transport: Transport, operation: Round) -> None:
 
 def all_kinds(rank: int, workers: int) -> tuple[int, int]:
     transport = DirectTransport(timeout=60)
-    for size in (0, 1, 15, 4096, 8 * MEGABYTE):
+    for size in (0, 1, 15, 4096, 8193, 65_536, 65_537, 200_000, 8 * MEGABYTE):
         check(transport, neighbours(rank, workers, size))
         check(transport, everybody(rank, workers, size // 4))
     # Shorter than its room, out of every other byte of a tensor, to one side only, and nothing at all.
@@ -300,26 +301,27 @@ def test_a_rank_that_stays_silent_is_named_after_the_timeout(operation: Round, v
     assert 0.9 < seconds < 6
 
 
-def trickling(rank: int, workers: int) -> None:
+def trickling(rank: int, workers: int, size: int) -> None:
     """Rank 1's message takes longer than the timeout, but never pauses for as long."""
     transport = DirectTransport(timeout=1)
-    for make in (lambda: neighbours(rank, workers, 2000), lambda: Round([], [(1, 2000)], "ring")):
+    for make in (lambda: neighbours(rank, workers, size), lambda: Round([], [(1, size)], "ring")):
         if rank == 0:
             check(transport, make())
             continue
         link = transport._links[0]
         number = int(link.words[link._compiled.SENDING])
-        message = struct.pack("=qq", 2000, mark_of("ring") | number) + content(1, 0, 2000).numpy().tobytes()
-        for first, last in ((0, 5), (5, 900), (900, 1500), (1500, 2016)):
+        message = struct.pack("=qq", size, mark_of("ring") | number) + content(1, 0, size).numpy().tobytes()
+        for first, last in itertools.pairwise((0, 5, size // 2, 3 * size // 4, size + 16)):
             link._line.sendall(message[first:last])
             time.sleep(0.4)
         link.words[link._compiled.SENDING] += 1
         if number == 0:
-            transport.perform(Round([], [(0, 2000)], "ring"))
+            transport.perform(Round([], [(0, size)], "ring"))
 
 
-def test_a_message_that_takes_long_is_not_silence() -> None:
-    on_processes(2, trickling)
+@pytest.mark.parametrize("size", [2000, 200_000])
+def test_a_message_that_takes_long_is_not_silence(size: int) -> None:
+    on_processes(2, trickling, size)
 
 
 def at_odds(rank: int, workers: int, case: str) -> Outcome:

@@ -72,7 +72,7 @@ class Link:
         self.expecting = False
         self.started = False  # the expected message has begun to arrive
         self._compiled = kernels.load("spardl.transport._exchange")
-        self.words = self._compiled.record()
+        self.words = self._compiled.record(self.fd, timeout)
         self._line = line
         memory = self.words.data.cast("B")
         self._lead = memory[8 * self._compiled.OUT :][: _HEADER.size]
