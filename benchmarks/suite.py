@@ -153,7 +153,7 @@ JOBS = (
     Job(
         "train-vgg16",
         "training steps of VGG-16",
-        program("endtoend", *VGG16, "--batch-size", "4", "--rounds", "3"),
+        program("endtoend", *VGG16, "--batch-size", "4", "--rounds", "2"),
         4,
         "200mbit",
         180,
