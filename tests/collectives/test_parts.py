@@ -7,10 +7,15 @@ import torch
 from spardl.accumulator import Accumulator
 from spardl.blocks import BlockLayout
 from spardl.collectives.all_gather import bruck_all_gather
+from spardl.collectives.balance import join
 from spardl.collectives.memory import Memory
+from spardl.collectives.method import Place
+from spardl.collectives.oktopk import OkTopk
 from spardl.collectives.program import Team
 from spardl.collectives.reduce_scatter import schedule
 from spardl.collectives.team_gather import TopController
+from spardl.config import SyncConfig
+from spardl.errors import ProtocolError
 from spardl.sparse import SparseBlocks
 from spardl.transport.simulated import SimulatedNetwork
 from spardl.wire.frame import Codec
@@ -109,3 +114,34 @@ def test_a_budget_of_the_whole_block_is_offered_whole():
     controller.begin(50)
     assert controller.size == 50
     assert follow(controller, lambda h: 50, 10) == [50] * 10
+
+
+@pytest.mark.parametrize("wrong", [[3, 9], [7, 8]], ids=["overlapping", "double"])
+def test_slices_that_do_not_follow_each_other_are_refused(wrong):
+    """Each is in order by itself, which its frame has been checked for; together they would not be."""
+
+    def piece(indices):
+        places = torch.tensor(indices, dtype=torch.int32)
+        return SparseBlocks(np.array([0]), np.array([len(indices)]), places, torch.ones(len(indices)))
+
+    team = Team((4, 5, 6), 0)
+    fine = join(team, {2: piece([8, 9]), 0: piece([1, 7]), 1: piece([])})
+    assert fine.indices.tolist() == [1, 7, 8, 9] and fine.counts.tolist() == [4]
+    with pytest.raises(ProtocolError, match=r"^rank 6 sent entries of another rank's slice") as caught:
+        join(team, {2: piece(wrong), 0: piece([1, 7]), 1: piece([])})
+    assert caught.value.peer == 6
+
+
+@pytest.mark.parametrize("claimed", [2**31 - 1, -(2**31) + 1])
+def test_boundaries_that_a_peer_makes_up_stay_within_the_vector(claimed):
+    """Ok-Topk averages what all ranks want; a lie makes poor regions, and no others."""
+    length = 90
+    memory = Memory(Accumulator(BlockLayout.contiguous(length, 1)), Codec("fp32"))
+    method = OkTopk(Place(0, 3, length, SyncConfig(method="oktopk")))
+    program = method._repartition(memory, SparseBlocks.empty(np.array([0]), torch.device("cpu")))
+    operation = next(program)
+    with pytest.raises(StopIteration):
+        while True:
+            ((_, size),) = operation.receive
+            operation = program.send([torch.from_numpy(np.full(size // 4, claimed, np.int32).view(np.uint8))])
+    assert (np.diff(method.bounds) >= 0).all() and method.bounds[0] == 0 and method.bounds[-1] == length

@@ -9,6 +9,7 @@ import torch
 
 from spardl.collectives.memory import Memory
 from spardl.collectives.program import Program, Round, Team
+from spardl.errors import ProtocolError
 from spardl.sparse import Ints, SparseBlocks
 
 WHOLE = np.array([0])  # the one block that all entries are addressed by
@@ -44,14 +45,22 @@ def deal_evenly(team: Team, memory: Memory, mine: SparseBlocks, counts: Ints) ->
     pieces = {team.position: kept}
     for (giver, distance, size), frame in zip(receives, frames, strict=True):
         pieces[giver] = memory.unpack(frame, WHOLE, size, team.member(distance)).decode()
-    return join([pieces[giver] for giver in sorted(pieces)]), np.diff(wanted)
+    return join(team, pieces), np.diff(wanted)
 
 
 def _slice(entries: SparseBlocks, first: int, stop: int) -> SparseBlocks:
     return SparseBlocks(WHOLE, np.array([stop - first]), entries.indices[first:stop], entries.values[first:stop])
 
 
-def join(pieces: list[SparseBlocks]) -> SparseBlocks:
-    """Slices of one block, in order, as one."""
-    indices = torch.cat([piece.indices for piece in pieces])
-    return SparseBlocks(WHOLE, np.array([len(indices)]), indices, torch.cat([piece.values for piece in pieces]))
+def join(team: Team, pieces: dict[int, SparseBlocks]) -> SparseBlocks:
+    """Slices of one block, by the member that they came from, as one. Each ascends; so must all of them together."""
+    last = -1
+    for member in sorted(pieces):
+        if len(pieces[member]):
+            if int(pieces[member].indices[0]) <= last:
+                rank = team.ranks[member]
+                raise ProtocolError(f"rank {rank} sent entries of another rank's slice; none was applied.", peer=rank)
+            last = int(pieces[member].indices[-1])
+    in_order = [pieces[member] for member in sorted(pieces)]
+    indices = torch.cat([piece.indices for piece in in_order])
+    return SparseBlocks(WHOLE, np.array([len(indices)]), indices, torch.cat([piece.values for piece in in_order]))

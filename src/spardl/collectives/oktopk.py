@@ -80,7 +80,8 @@ class OkTopk:
         cuts = np.arange(1, self.team.size) * len(positions) // self.team.size
         wanted = positions[cuts] if len(positions) else self.bounds[1:-1]
         everyone = yield from all_gather_numbers(self.team, wanted, "boundaries")
-        self.bounds = np.concatenate(([0], everyone.sum(0) // self.team.size, [self.layout.length])).astype(np.int64)
+        means = np.clip(everyone.sum(0) // self.team.size, 0, self.layout.length)  # whatever a peer has sent
+        self.bounds = np.concatenate(([0], np.maximum.accumulate(means), [self.layout.length])).astype(np.int64)
         memory.acc.repartition(self.bounds)
 
     def _gather(self, memory: Memory, total: SparseBlocks, k: int, exact: bool) -> Program[SparseBlocks]:
@@ -104,7 +105,7 @@ class OkTopk:
         mine = memory.acc.in_present_blocks(kept, self.bounds)
         mine, sizes = yield from deal_evenly(self.team, memory, mine, counts)
         pieces = yield from bruck_all_gather(self.team, memory, memory.code(mine), np.zeros_like(sizes), sizes)
-        return join([piece.decode() for piece in pieces])
+        return join(self.team, {member: piece.decode() for member, piece in enumerate(pieces)})
 
     def _cut(self, memory: Memory, union: SparseBlocks, k: int) -> SparseBlocks:
         """The k largest of all regions; each owner keeps what its own region loses."""
