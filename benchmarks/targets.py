@@ -25,7 +25,6 @@ _CROWDED = (
 )
 REASONS: dict[str, str] = {
     **{f"{kind}-{setting}/dense": _CROWDED for kind in ("duel", "sync") for setting in MAIN},
-    "duration": "most of it is of an older run; the suite has been shortened since, and not been run whole again",
 }
 
 
