@@ -247,7 +247,7 @@ def part_largest(indices: Tensor, values: Tensor, budget: int) -> tuple[tuple[Te
 
 
 def put_only(out: Tensor, positions: Tensor, values: Tensor) -> None:
-    """Make `out` (flat, float32) zero everywhere but at these positions."""
+    """Make `out` (flat, float32) zero everywhere but at these positions, which ascend."""
     _order.put_only(out.numpy(), positions.numpy(), values.numpy())
 
 
