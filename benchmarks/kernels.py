@@ -25,7 +25,7 @@ from torch import Tensor
 from spardl.accumulator import Accumulator
 from spardl.blocks import BlockLayout, entries
 from spardl.cli.output import as_percent, as_seconds, table
-from spardl.sparse import SparseBlocks
+from spardl.sparse import Array, SparseBlocks
 from spardl.train.bench import quartiles
 from spardl.wire.frame import Codec
 
@@ -158,7 +158,7 @@ class Coding:
     def done(self, name: str) -> None:
         pass
 
-    def _pack(self) -> Tensor:
+    def _pack(self) -> Array:
         return self._codec.pack(self._codec.code(self._taken), self._lengths, self._budgets)
 
     def _unpack(self) -> SparseBlocks:

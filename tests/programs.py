@@ -36,7 +36,7 @@ def synchronized(transport: Transport, config: SyncConfig) -> dict[str, Any]:
         else:
             acc.settle(result)
             positions, values = acc.natural(result)
-            total[positions] = values
+            total.numpy()[positions] = values
         acc.commit(dense=result is None)
         results.append(total)
     residual = torch.empty(LENGTH)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from spardl.accumulator import Accumulator, Momentum
 from spardl.blocks import BlockLayout
+from spardl.kernels.compiled import widen_bf16
 from spardl.kernels.crew import Crew
 from spardl.sparse import SparseBlocks
 from spardl.wire.frame import Codec
@@ -512,12 +513,16 @@ def test_step_after_step_the_largest_are_exact(rounding, length, count, chunk, s
         for block in random.permutation(count):
             first, stop = layout.starts[block : block + 2]
             budget = max(1, int(share * (stop - first)))
-            taken = (acc.take_rounded if rounding else acc.take_largest)(np.array([block]), np.array([budget]))
             expected = largest_places(reference[first:stop].tolist(), budget)
-            assert taken.indices.tolist() == expected
             sent = torch.from_numpy(reference[first:stop][expected])
-            sent = sent.bfloat16().float() if rounding else sent
-            assert same_bits(taken.values.float(), sent)
+            if rounding:
+                counts, places, codes = acc.take_rounded(np.array([block]), np.array([budget]))
+                sent = sent.bfloat16().float()
+                taken = SparseBlocks(np.array([block]), counts, places, widen_bf16(codes))
+            else:
+                taken = acc.take_largest(np.array([block]), np.array([budget]))
+            assert taken.counts.tolist() == [len(expected)] and taken.indices.tolist() == expected
+            assert same_bits(taken.values, sent)
             reference[first:stop][expected] -= sent.numpy()
         assert torch.equal(acc.values, torch.from_numpy(reference))
         acc.settle(SparseBlocks.empty(np.arange(count), acc.device))

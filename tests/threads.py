@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from spardl.collectives.program import AllReduce, Operation
@@ -38,13 +39,13 @@ class ThreadTransport:
         if isinstance(operation, AllReduce):
             return self._all_reduce(operation.tensor)
         for peer, frame in operation.send:
-            self._board.mail[self.rank, peer].put(frame.clone())
+            self._board.mail[self.rank, peer].put(torch.as_tensor(frame).clone())
         arrived = [self._board.mail[peer, self.rank].get(timeout=PATIENCE) for peer, _ in operation.receive]
         self.traffic.count(
             rounds=1,
             messages=len(operation.send),
-            sent=sum(frame.numel() for _, frame in operation.send),
-            received=sum(frame.numel() for frame in arrived),
+            sent=sum(len(frame) for _, frame in operation.send),
+            received=sum(map(len, arrived)),
             seconds=time.perf_counter() - started,
         )
         return arrived

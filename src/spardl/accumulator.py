@@ -23,7 +23,7 @@ from spardl.blocks import BlockLayout
 from spardl.config import Residuals
 from spardl.kernels.crew import Bools, Crew
 from spardl.kernels.shortlist import Shortlist
-from spardl.sparse import Ints, SparseBlocks
+from spardl.sparse import Array, Ints, SparseBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class Accumulator:
         self._waiting = np.zeros(layout.count, np.bool_)
         self._journal: list[_Touched] = []
         self._kernels = kernels.for_device(self.device)
+        self._array = self._kernels.array(self._values)  # the same memory
         self._crew = crew or Crew()
         self._shortlist = Shortlist(layout.count) if self.device.type == "cpu" else None
         self._next = 0  # the offset that would be added next, if all is added in order
@@ -152,12 +153,12 @@ class Accumulator:
         momentum = added.momentum
         if self.velocity is None:
             given = (added.before, added.scale, wanted)
-            fine = self._kernels.accumulate(self._values, *place, *given, self._shortlist)
+            fine = self._kernels.accumulate(self._array, *place, *given, self._shortlist)
         else:
             assert self._updated is not None and momentum is not None
             self._prompt = momentum.prompt
             fine = self._kernels.accumulate_momentum(
-                self._values,
+                self._array,
                 self.velocity,
                 self._updated,
                 *place,
@@ -252,16 +253,19 @@ class Accumulator:
             return SparseBlocks.empty(ids, self.device)
         return self._took(SparseBlocks(ids, *self._kernels.take_largest(*self._blocks(ids, budgets))))
 
-    def take_rounded(self, ids: Ints, budgets: Ints) -> SparseBlocks:
-        """The same, but of each entry only the nearest bf16 is taken, and the values come as such; the rest stays."""
+    def take_rounded(self, ids: Ints, budgets: Ints) -> tuple[Ints, Array, Array] | None:
+        """The same, but of each entry only the nearest bf16 is taken; the rest stays. Counts, places and codes, or None
+        if this is poisoned."""
         assert self.leaves_errors
         self.add_up(ids)
         if not self.poisoned:
-            counts, indices, codes, fine = self._kernels.take_rounded(*self._blocks(ids, budgets))
+            counts, places, codes, fine = self._kernels.take_rounded(*self._blocks(ids, budgets))
             self.poisoned = not fine
         if self.poisoned:
-            return SparseBlocks.empty(ids, self.device)
-        return self._took(SparseBlocks(ids, counts, indices, codes))
+            return None
+        if self._updated is not None:
+            self._took(SparseBlocks(ids, counts, places, self._kernels.widen_bf16(codes)))
+        return counts, places, codes
 
     @property
     def leaves_errors(self) -> bool:
@@ -271,7 +275,7 @@ class Accumulator:
     def _blocks(self, ids: Ints, budgets: Ints) -> tuple[Any, ...]:
         """What the kernels that take entries need to know."""
         listed = (ids, self._listed) if self.starts is self.layout.starts else (None, None)
-        return self._values, self.starts[ids], self.starts[ids + 1], budgets, *listed
+        return self._array, self.starts[ids], self.starts[ids + 1], budgets, *listed
 
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
         """Move the `budget` entries of largest magnitude out, wherever they lie."""
@@ -289,9 +293,9 @@ class Accumulator:
         indices, values = self._take_above(0, self.layout.length, threshold, limit)
         return self._took(self._in_blocks(indices, values))
 
-    def _take_above(self, first: int, stop: int, threshold: float, limit: int) -> tuple[Tensor, Tensor]:
+    def _take_above(self, first: int, stop: int, threshold: float, limit: int) -> tuple[Array, Array]:
         listed = (self._listed,) if self.layout.count == 1 else ()
-        taken: tuple[Tensor, Tensor] = self._kernels.take_above(self.values, first, stop, threshold, limit, *listed)
+        taken: tuple[Array, Array] = self._kernels.take_above(self.values, first, stop, threshold, limit, *listed)
         return taken
 
     def count_above(self, threshold: float) -> int:
@@ -304,8 +308,8 @@ class Accumulator:
         if self.poisoned:
             return SparseBlocks.empty(ids, self.device)
         first, stop = int(self.starts[block]), int(self.starts[block + 1])
-        indices, values = self._take_above(first, stop, threshold, limit)
-        return self._took(SparseBlocks(ids, np.array([indices.numel()]), indices, values))
+        places, amounts = self._take_above(first, stop, threshold, limit)
+        return self._took(SparseBlocks(ids, np.array([len(places)]), places, amounts))
 
     def find_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
         """The `budgets[i]` entries of largest magnitude of each block `ids[i]`; they stay where they are."""
@@ -321,9 +325,10 @@ class Accumulator:
         if self.poisoned:
             return SparseBlocks.empty(np.array([block]), self.device)
         first, stop = int(self.starts[block]), int(self.starts[block + 1])
-        indices, values = self._take_above(first, stop, threshold, limit)
-        self.values[first + indices.long()] = values
-        return SparseBlocks(np.array([block]), np.array([indices.numel()]), indices, values)
+        places, amounts = self._take_above(first, stop, threshold, limit)
+        found = SparseBlocks(np.array([block]), np.array([len(places)]), places, amounts)
+        self.values[self.positions(found)] = found.values
+        return found
 
     def count_bins(self, block: int, first: int, shift: int, bins: int) -> Ints:
         """How many magnitudes of a block lie in each bin of 2**shift float32 bit patterns, from bin `first` up."""
@@ -363,11 +368,11 @@ class Accumulator:
             positions = self.positions(entries)
             self._journal.append(_Touched(positions, self.values[positions], taken=False))
         firsts = self.starts[entries.ids]
-        added = (firsts, entries.counts, entries.indices, entries.values)
+        added = (firsts, entries.counts, entries.places, entries.amounts)
         listed = (entries.ids, self._listed) if self.starts is self.layout.starts else ()
         if not listed and self._shortlist is not None:
             self._shortlist.give_up()
-        self._kernels.scatter_add(self._values, *added, *listed)
+        self._kernels.scatter_add(self._array, *added, *listed)
 
     def repartition(self, starts: Ints) -> None:
         """Draw other block boundaries, for methods whose blocks are stretches of natural order and move."""
@@ -385,8 +390,9 @@ class Accumulator:
         places, order = torch.sort(self.positions(entries))
         return self._in_blocks(places, entries.values[order])
 
-    def _in_blocks(self, places: Tensor, values: Tensor) -> SparseBlocks:
+    def _in_blocks(self, found: Array, values: Array) -> SparseBlocks:
         """Entries at ascending places of `values`, addressed by block."""
+        places = torch.as_tensor(found)
         if len(self.starts) == 2:
             return SparseBlocks(np.zeros(1, np.int64), np.array([places.numel()]), places.int(), values)
         edges = torch.searchsorted(places, torch.from_numpy(self.starts).to(self.device, places.dtype)).cpu().numpy()
@@ -401,8 +407,8 @@ class Accumulator:
 
     def _took(self, taken: SparseBlocks) -> SparseBlocks:
         if self._updated is not None:
-            places = (self.starts[taken.ids], taken.counts, taken.indices)
-            self._kernels.fade(self._updated, *places, taken.values.float(), self._prompt)
+            places = (self.starts[taken.ids], taken.counts, taken.places)
+            self._kernels.fade(self._updated, *places, taken.amounts, self._prompt)
         if self._residuals != "carry":
             self._journal.append(_Touched(self.positions(taken), taken.values.clone(), taken=True))
         return taken
@@ -429,12 +435,12 @@ class Accumulator:
         velocity, self.velocity, self._updated = self.velocity, None, None
         return velocity
 
-    def natural(self, result: SparseBlocks) -> tuple[Tensor, Tensor]:
-        """Natural positions (ascending) and values of a result that covers all blocks."""
+    def natural(self, result: SparseBlocks, factor: float = 1.0) -> tuple[Array, Array]:
+        """Natural positions (ascending) and `factor` times the values of a result that covers all blocks."""
         if self.layout.count == 1:
-            return self.positions(result), result.values
-        order: tuple[Tensor, Tensor] = self._kernels.to_natural_order(
-            self.layout.starts, self.layout.chunk, result.counts, result.indices, result.values
+            return self.positions(result), result.values * factor
+        order: tuple[Array, Array] = self._kernels.to_natural_order(
+            self.layout.starts, self.layout.chunk, result.counts, result.places, result.amounts, factor
         )
         return order
 

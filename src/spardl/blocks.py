@@ -65,9 +65,13 @@ class BlockLayout:
 
         A block without a budget would never be sent, so very small densities are exceeded rather than starved.
         """
-        total = entries(density, self.length)
-        edges = self.starts * total // max(1, self.length)
-        return np.minimum(np.maximum(np.diff(edges), 1), self.lengths)
+        return _budgets(self, density)
+
+
+@functools.lru_cache(maxsize=256)
+def _budgets(layout: BlockLayout, density: float) -> Ints:
+    edges = layout.starts * entries(density, layout.length) // max(1, layout.length)
+    return np.minimum(np.maximum(np.diff(edges), 1), layout.lengths)
 
 
 def entries(density: float, length: int) -> int:

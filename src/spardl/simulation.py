@@ -62,7 +62,7 @@ class SimulatedCluster:
             acc.settle(result)
             acc.commit()
             positions, values = acc.natural(result)
-            total[positions] = values
+            total[torch.as_tensor(positions)] = torch.as_tensor(values)
         return total
 
     def _read(self, acc: Accumulator) -> Tensor:

@@ -25,7 +25,7 @@ from spardl.diagnosis import delta
 from spardl.errors import ConfigError
 from spardl.kernels.crew import Crew
 from spardl.metrics import GroupStats, SyncStats
-from spardl.sparse import SparseBlocks
+from spardl.sparse import Array, SparseBlocks
 from spardl.transport.base import Transport, run
 from spardl.wire.frame import Codec
 
@@ -66,7 +66,7 @@ class _Outcome:
     parts: Sequence[Part]
     buffers: list[Tensor]
     controller: dict[str, Any] | None = None  # the method's state before its exchange, if that has begun
-    averages: list[tuple[Tensor, Tensor]] | None = None
+    averages: list[tuple[Array, Array]] | None = None
 
 
 @dataclass
@@ -245,7 +245,8 @@ class Synchronizer:
             assert result is not None
             acc.settle(result)
             if total is not None:
-                group.stats.delta = delta(total, *acc.natural(result), entries(density, total.numel()))
+                positions, values = (torch.as_tensor(each) for each in acc.natural(result))
+                group.stats.delta = delta(total, positions, values, entries(density, total.numel()))
             outcome.averages = self._averages(group, parts, result)
             acc.poisoned = not all(self._is_finite(values) for _, values in outcome.averages)
         self.poisoned |= acc.poisoned
@@ -270,12 +271,12 @@ class Synchronizer:
         self.transport.perform(AllReduce(total, name="diagnosis"))
         return total
 
-    def _averages(self, group: Group, parts: Sequence[Part], result: SparseBlocks) -> list[tuple[Tensor, Tensor]]:
+    def _averages(self, group: Group, parts: Sequence[Part], result: SparseBlocks) -> list[tuple[Array, Array]]:
         """Positions and values to write, per part. Values may overflow where gradients have 16 bits."""
-        positions, values = group.memory.acc.natural(result)
-        values = values * self._factor
-        if len(parts) == len(group.members) == 1:
-            return [(positions, values.to(parts[0].gradient.dtype))]
+        averages = group.memory.acc.natural(result, self._factor)
+        if len(parts) == len(group.members) == 1 and parts[0].gradient.dtype is torch.float32:
+            return [averages]
+        positions, values = (torch.as_tensor(each) for each in averages)
         firsts = [group.offsets[part.name] for part in parts]
         stops = [first + part.gradient.numel() for first, part in zip(firsts, parts, strict=True)]
         edges = torch.searchsorted(positions, torch.tensor([*firsts, *stops], device=positions.device)).tolist()
@@ -285,8 +286,10 @@ class Synchronizer:
             for part, first, i, j in cuts
         ]
 
-    def _is_finite(self, values: Tensor) -> bool:
-        return bool(self._kernels.all_finite(values) if values.dtype is torch.float32 else values.isfinite().all())
+    def _is_finite(self, values: Array) -> bool:
+        if isinstance(values, Tensor) and values.dtype is not torch.float32:
+            return bool(values.isfinite().all())
+        return bool(self._kernels.all_finite(values))
 
     def _fits(self, group: Group, parts: Sequence[Part]) -> bool:
         """Whether the dense averages stay finite in gradients that have fewer bits than ours."""
@@ -340,7 +343,7 @@ class Synchronizer:
                     part.gradient.copy_(buffer)
             return
         for part, (positions, values) in zip(outcome.parts, outcome.averages, strict=True):
-            group.stats.entries += positions.numel()
+            group.stats.entries += len(positions)
             if part.gradient.dtype is torch.float32:
                 self._kernels.put_only(part.gradient, positions, values)
             else:

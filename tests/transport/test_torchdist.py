@@ -33,7 +33,7 @@ def over_gloo(rank, workers, config):
         acc.commit()
         total = torch.zeros(LENGTH)
         positions, values = acc.natural(result)
-        total[positions] = values
+        total.numpy()[positions] = values
         results.append(total)
     residual = torch.empty(LENGTH)
     acc.read(0, residual)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spardl import kernels
 from spardl.accumulator import Accumulator
-from spardl.sparse import Ints, SparseBlocks
+from spardl.sparse import Array, Ints, SparseBlocks
 from spardl.wire.frame import Codec, CodedBlocks
 
 
@@ -27,7 +27,7 @@ class Memory:
         self.codec = codec
         self._sent = _Sent()
         self._kernels = kernels.for_device(acc.device)
-        self._no_scales = torch.empty(0, device=acc.device)
+        self._no_scales = self._kernels.array(torch.empty(0, device=acc.device))
 
     @property
     def lengths(self) -> Ints:
@@ -47,9 +47,7 @@ class Memory:
         if self.codec.values != "bf16" or not self.acc.leaves_errors:
             return self.code(self.acc.take_largest(ids, budgets))
         taken = self.acc.take_rounded(ids, budgets)
-        if self.acc.poisoned:
-            return self._nothing(ids)
-        return CodedBlocks(ids, taken.counts, taken.indices, taken.values, self._no_scales)
+        return CodedBlocks(ids, *taken, self._no_scales, torch.bfloat16) if taken is not None else self._nothing(ids)
 
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
         return self.acc.take_largest_of_all(budget)
@@ -59,14 +57,14 @@ class Memory:
 
     def code(self, entries: SparseBlocks, *, keep_error: bool = True) -> CodedBlocks:
         """Round entries to the wire's format. One rank of those that hold the same entries keeps the error."""
-        if self.codec.values != "none" and not self._kernels.all_finite(entries.values):
+        if self.codec.values != "none" and not self._kernels.all_finite(entries.amounts):
             self.acc.poisoned = True
             return self._nothing(entries.ids)
         if self.codec.values in ("none", "fp32"):
             return self.codec.code(entries)
         coded, errors = self.codec.round_off(entries)
         if keep_error:
-            self.give_back(SparseBlocks(entries.ids, entries.counts, entries.indices, errors))
+            self.give_back(SparseBlocks(entries.ids, entries.counts, entries.places, errors))
         return coded
 
     def without_values(self) -> "Memory":
@@ -85,19 +83,19 @@ class Memory:
         """Spent on making and opening frames, since it was made."""
         return self._sent.seconds
 
-    def pack(self, coded: CodedBlocks, budgets: Ints) -> Tensor:
+    def pack(self, coded: CodedBlocks, budgets: Ints) -> Array:
         started = perf_counter()
         if self.acc.poisoned:
             coded = self._nothing(coded.ids)
         frame = self.codec.pack(coded, self.lengths[coded.ids], budgets, poisoned=self.acc.poisoned)
-        self._sent.entries += coded.indices.numel()
+        self._sent.entries += len(coded.places)
         self._sent.seconds += perf_counter() - started
         return frame
 
     def capacity(self, ids: Ints, budgets: Ints) -> int:
         return self.codec.capacity(self.lengths[ids], budgets)
 
-    def unpack(self, frame: Tensor, ids: Ints, budgets: Ints, peer: int) -> CodedBlocks:
+    def unpack(self, frame: Array, ids: Ints, budgets: Ints, peer: int) -> CodedBlocks:
         """The blocks `ids` that `peer` sent, checked."""
         started = perf_counter()
         coded = self.codec.unpack(frame, ids, self.lengths[ids], budgets, peer)
@@ -109,8 +107,7 @@ class Memory:
 
     def merge(self, left: SparseBlocks, right: SparseBlocks) -> SparseBlocks:
         """The sum of two versions of the same single block, left first."""
-        indices, values = self._kernels.merge(left.indices, left.values, right.indices, right.values)
-        return _single(left.ids, indices, values)
+        return _single(left.ids, *self._kernels.merge(left.places, left.amounts, right.places, right.amounts))
 
     def sum(self, versions: list[SparseBlocks]) -> SparseBlocks:
         """The sum of all ranks' versions of a single block, in one fixed order: neighbours, then pairs of pairs."""
@@ -123,13 +120,12 @@ class Memory:
         """Split a single block into its `budget` largest entries and the rest."""
         if len(entries) <= budget:
             return entries, SparseBlocks.empty(entries.ids, self.acc.device)
-        kept, others = self._kernels.part_largest(entries.indices, entries.values, budget)
+        kept, others = self._kernels.part_largest(entries.places, entries.amounts, budget)
         return _single(entries.ids, *kept), _single(entries.ids, *others)
 
     def largest(self, values: Tensor, budget: int) -> Tensor:
         """Mask of the `budget` values of largest magnitude, ties to the first."""
-        mask: Tensor = self._kernels.keep_largest(values, budget)
-        return mask
+        return torch.as_tensor(self._kernels.keep_largest(values, budget))
 
     def part(self, entries: SparseBlocks, mask: Tensor) -> tuple[SparseBlocks, SparseBlocks]:
         """Entries where `mask` holds, and the others."""
@@ -151,5 +147,5 @@ def _where(entries: SparseBlocks, mask: Tensor) -> SparseBlocks:
     return SparseBlocks(entries.ids, np.diff(marks[edges]), entries.indices[mask], entries.values[mask])
 
 
-def _single(ids: Ints, indices: Tensor, values: Tensor) -> SparseBlocks:
-    return SparseBlocks(ids, np.array([indices.numel()]), indices, values)
+def _single(ids: Ints, places: Array, amounts: Array) -> SparseBlocks:
+    return SparseBlocks(ids, np.array([len(places)]), places, amounts)

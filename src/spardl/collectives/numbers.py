@@ -19,13 +19,13 @@ def all_gather_numbers(team: Team, numbers: Sequence[int] | Ints, name: str = "n
     while len(rows) < team.size:
         gap = len(rows)
         count = min(gap, team.size - gap)
-        frame = torch.from_numpy(rows[:count].copy()).view(torch.uint8).flatten()
+        frame = rows[:count].copy().view(np.uint8).reshape(-1)
         size = count * width * 4
         (received,) = yield team.exchange(frame, to=-gap, source=gap, capacity=size, name=name)
-        if received.numel() != size:
+        if len(received) != size:
             raise ProtocolError(
-                f"rank {team.member(gap)} sent {received.numel()} bytes of numbers instead of {size}.",
+                f"rank {team.member(gap)} sent {len(received)} bytes of numbers instead of {size}.",
                 peer=team.member(gap),
             )
-        rows = np.concatenate((rows, received.cpu().numpy().view(np.int32).reshape(count, width)))
+        rows = np.concatenate((rows, torch.as_tensor(received).cpu().numpy().view(np.int32).reshape(count, width)))
     return np.roll(rows, team.position, axis=0).astype(np.int64)

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from spardl.sparse import Array
+
 Result = TypeVar("Result")
 
 
@@ -17,12 +19,14 @@ Result = TypeVar("Result")
 class Round:
     """One message to each of some peers, one from each of some peers. The program is sent the list of arrived frames.
 
+    Frames are bytes, as numpy arrays or tensors, whichever the sender and the transport have.
+
     `receive` names the capacity of each message, so that no size travels ahead. `name` is for people; both sides of a
     message use the same, by which transports may notice ranks that run different programs. `meanwhile` is work that
     this rank has to do anyway and that no message of the round depends on: it is done while they travel.
     """
 
-    send: list[tuple[int, Tensor]]
+    send: list[tuple[int, Array]]
     receive: list[tuple[int, int]]
     name: str
     meanwhile: Callable[[], None] | None = None
@@ -65,7 +69,7 @@ class Team:
 
     def exchange(
         self,
-        frame: Tensor,
+        frame: Array,
         *,
         to: int,
         source: int,

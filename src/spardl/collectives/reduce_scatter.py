@@ -9,7 +9,7 @@ round, once per set bit, until the offset is 0. A block that was sent is never r
 go in one message, and each is cut down to its budget just before it leaves.
 """
 
-from collections.abc import Iterator
+import functools
 
 import numpy as np
 
@@ -19,12 +19,15 @@ from spardl.sparse import Ints, split
 from spardl.wire.frame import CodedBlocks
 
 
-def schedule(size: int, position: int) -> Iterator[tuple[int, Ints, Ints]]:
+@functools.cache
+def schedule(size: int, position: int) -> list[tuple[int, Ints, Ints]]:
     """For each round the distance, the blocks to send that far forward, and the blocks that arrive from as far back."""
+    rounds = []
     gap = 1 << max(0, size - 1).bit_length()
     while gap := gap // 2:
-        count = min(2 * gap, size) - gap
-        yield gap, (position + gap + np.arange(count)) % size, (position + np.arange(count)) % size
+        arriving = (position + np.arange(min(2 * gap, size) - gap)) % size
+        rounds.append((gap, (arriving + gap) % size, arriving))
+    return rounds
 
 
 def spar_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: int) -> Program[CodedBlocks]:

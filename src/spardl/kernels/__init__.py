@@ -1,5 +1,7 @@
 """The hot loops: compiled for CPU, plain torch for any other device, same signatures.
 
+They return arrays of their own kind, numpy's or torch's; the compiled ones take both.
+
 `for_device` picks the module. Compiled code is cached on disk; the first process on a machine compiles (10 to 25 s)
 while the others wait for it, so that N workers compile once and not N times.
 """
@@ -15,17 +17,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import torch
 
 logger = logging.getLogger(__name__)
 
 
+@functools.cache
 def for_device(device: torch.device) -> ModuleType:
-    """The kernels for tensors on this device."""
+    """The kernels for what is on this device."""
     if device.type == "cpu":
         return load("spardl.kernels.compiled")
     return importlib.import_module("spardl.kernels.portable")
+
+
+def for_array(array: Any) -> ModuleType:
+    """The kernels for this array: numpy's are a CPU's."""
+    return load("spardl.kernels.compiled") if isinstance(array, np.ndarray) else for_device(array.device)
 
 
 @functools.cache

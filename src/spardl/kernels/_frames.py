@@ -129,7 +129,7 @@ def _ascend_within(indices, length):
 
 
 @compiled(
-    "int64(uint8[::1], int64, boolean, int64, uint16, int64[::1], int64[::1], int64[::1], uint8[::1], uint8[::1],"
+    "int64(uint8[::1], int64, boolean, int64, int64, int64[::1], int64[::1], int64[::1], uint8[::1], uint8[::1],"
     " uint16[::1], int32[::1], uint8[::1])"
 )
 def read_frame(
@@ -154,7 +154,7 @@ def read_frame(
         return TOO_SHORT
     at += _copy(scales, 0, frame, at, scales.size)
     at += _copy(codes, 0, frame, at, total * value_bytes)
-    if exponents and not _all_finite(words[: total * value_bytes // 2], value_bytes // 2, exponents):
+    if exponents and not _all_finite(words[: total * value_bytes // 2], value_bytes // 2, np.uint16(exponents)):
         return NOT_FINITE
     if not raw:
         bits = read_gaps(frame[at:], _plan(counts, lengths), counts, lengths, indices)

@@ -180,8 +180,8 @@ def write(acc, starts, chunk, offset, source):
         i += length
 
 
-@compiled("void(int64[::1], int64, int64[::1], int32[::1], float32[::1], int64[::1], float32[::1])")
-def to_natural_order(starts, chunk, counts, indices, values, positions, ordered):
+@compiled("void(int64[::1], int64, int64[::1], int32[::1], float32[::1], float32, int64[::1], float32[::1])")
+def to_natural_order(starts, chunk, counts, indices, values, factor, positions, ordered):
     """Entries of all blocks, sorted by natural position: one walk over the chunks, a cursor in each block."""
     count = starts.size - 1
     cursors = np.zeros(count, np.int64)
@@ -198,7 +198,7 @@ def to_natural_order(starts, chunk, counts, indices, values, positions, ordered)
         limit = (slot + 1) * chunk
         while cursor < stops[block] and indices[cursor] < limit:
             positions[done] = piece * chunk + indices[cursor] - slot * chunk
-            ordered[done] = values[cursor]
+            ordered[done] = values[cursor] * factor
             done += 1
             cursor += 1
         cursors[block] = cursor

@@ -27,3 +27,10 @@ def round_bf16(values, bits, codes, errors, rounded):
         rounded[i] = near
     for i in range(values.size):
         errors[i] = values[i] - errors[i]
+
+
+@compiled("void(uint16[::1], uint32[::1])")
+def widen_bf16(codes, bits):
+    """Each bf16 as the bits of a float32."""
+    for i in range(codes.size):
+        bits[i] = np.uint32(codes[i]) << np.uint32(16)

@@ -41,6 +41,14 @@ def _spread(per_block: Ints, counts: Ints, device: torch.device) -> Tensor:
     return torch.from_numpy(np.repeat(per_block, counts)).to(device)
 
 
+def array(values: Tensor) -> Tensor:
+    return values
+
+
+def tensor(values: Tensor, kind: torch.dtype) -> Tensor:
+    return values.view(kind)
+
+
 def all_finite(values: Tensor) -> bool:
     return bool(torch.isfinite(values).all())
 
@@ -107,13 +115,15 @@ def write(acc: Tensor, starts: Ints, chunk: int, offset: int, source: Tensor) ->
     acc[_places(starts, chunk, offset, source.numel(), acc.device)] = source
 
 
-def to_natural_order(starts: Ints, chunk: int, counts: Ints, indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def to_natural_order(
+    starts: Ints, chunk: int, counts: Ints, indices: Tensor, values: Tensor, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
     count = len(starts) - 1
     blocks = _spread(np.arange(count), counts, indices.device)
     slots = indices // chunk
     positions = (slots.long() * count + blocks) * chunk + indices % chunk
     positions, order = torch.sort(positions)
-    return positions, values[order]
+    return positions, values[order] * factor
 
 
 def take_largest(
@@ -232,6 +242,10 @@ def round_bf16(values: Tensor) -> tuple[Tensor, Tensor]:
     limit = torch.finfo(torch.bfloat16).max
     codes = values.clamp(-limit, limit).to(torch.bfloat16)
     return codes, values - codes.float()
+
+
+def widen_bf16(codes: Tensor) -> Tensor:
+    return codes.float()
 
 
 def write_gaps(out: Tensor, low_bits: Ints, counts: Ints, indices: Tensor) -> int:

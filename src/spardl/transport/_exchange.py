@@ -100,15 +100,15 @@ def _receive(line, record, address, length):  # type: ignore[no-untyped-def]
     return done
 
 
-def _exchange(mark, to, out, payload, size, source, into, buffer, looks):  # type: ignore[no-untyped-def]
-    """Send `size` bytes from `payload` on line `to`; receive a payload into `buffer` on line `source`.
+def _exchange(mark, to, out, payload, source, into, buffer, looks):  # type: ignore[no-untyped-def]
+    """Send `payload` on line `to`; receive one into `buffer` on line `source`.
 
     `out` and `into` are the lines' records. Looks for the answer so many times before it lets the core go. Returns how
     it ended, and for how many seconds the answer was waited for.
     """
-    base = into.ctypes.data
+    base, size = into.ctypes.data, payload.size
     out[OUT], out[OUT + 1] = size, mark | out[SENDING]
-    out[_VECTOR + 2], out[_VECTOR + 3] = payload, size
+    out[_VECTOR + 2], out[_VECTOR + 3] = payload.ctypes.data, size
     out[SENDING] = (out[SENDING] + 1) & NUMBERS
     out[SENT] = _sendmsg(to, out.ctypes.data + 8 * _MESSAGE, _AT_ONCE)
     if out[SENT] != HEADER + size:
@@ -134,7 +134,7 @@ def _exchange(mark, to, out, payload, size, source, into, buffer, looks):  # typ
 
 
 exchange = njit(
-    "Tuple((int64, float64))(int64, int64, int64[::1], int64, int64, int64, int64[::1], uint8[::1], int64)",
+    "Tuple((int64, float64))(int64, int64, int64[::1], uint8[::1], int64, int64[::1], uint8[::1], int64)",
     cache=True,
     nogil=True,
     boundscheck=False,

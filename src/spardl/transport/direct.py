@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy import empty
-from torch import Tensor, from_numpy
 
 from spardl import kernels
 from spardl.collectives.program import AllReduce, Operation, Round
 from spardl.errors import ConfigError, PeerError, ProtocolError, SparDLError, SparDLWarning
 from spardl.kernels.crew import cores_each
-from spardl.transport.link import Gone, Link, Silent, Trouble, Wrong, mark_of
+from spardl.sparse import Array
+from spardl.transport.link import Bytes, Gone, Link, Silent, Trouble, Wrong, mark_of
 from spardl.transport.mesh import Unreachable, connect_all, own_address
 from spardl.transport.torchdist import Group, TorchTransport
 
@@ -103,39 +103,40 @@ class DirectTransport:
 
     # --- one round ------------------------------------------------------------------------------------------------
 
-    def _swap(self, operation: Round) -> list[Tensor]:
+    def _swap(self, operation: Round) -> list[Bytes]:
         """One message out, one in. Written for speed: where ranks share a core, every look-up costs a cache miss."""
         started = perf_counter()
         ((to, frame),), ((source, capacity),) = operation.send, operation.receive
         there, here, mark = self._links[to], self._links[source], mark_of(operation.name)
-        if not frame.is_contiguous():
-            frame = frame.contiguous()
-        sent = frame.numel()
-        buffer = empty(capacity, _BYTE)
+        payload, buffer = _bytes(frame), empty(capacity, _BYTE)
         received, waited = self._swap_now(
-            mark, there.fd, there.words, frame.data_ptr(), sent, here.fd, here.words, buffer, self._looks
+            mark, there.fd, there.words, payload, here.fd, here.words, buffer, self._looks
         )
         if received >= 0:
-            arrived = from_numpy(buffer if received == capacity else buffer[:received])
+            arrived = buffer[:received]
         else:
-            there.go_on_with(received, frame, here, buffer, mark)
+            there.go_on_with(received, payload, here, buffer, mark)
             waited += self._finish([there, here], perf_counter() if here.started else started)
             arrived = here.take()
-            received = arrived.numel()
         seconds = perf_counter() - started
         self.traffic.count(
-            rounds=1, messages=1, sent=sent, received=received, seconds=seconds, transferring=seconds - waited
+            rounds=1,
+            messages=1,
+            sent=payload.size,
+            received=arrived.size,
+            seconds=seconds,
+            transferring=seconds - waited,
         )
         return [arrived]
 
-    def _exchange(self, operation: Round) -> list[Tensor]:
+    def _exchange(self, operation: Round) -> list[Bytes]:
         """Any number of messages."""
         started = perf_counter()
         mark = mark_of(operation.name)
         sources = [self._links[peer] for peer, _ in operation.receive]
         targets = [self._links[peer] for peer, _ in operation.send]
         for link, (_, frame) in zip(targets, operation.send, strict=True):
-            link.post(frame, mark)
+            link.post(_bytes(frame), mark)
         started += operation.use_the_time()
         for link, (_, capacity) in zip(sources, operation.receive, strict=True):
             link.expect(capacity, mark)
@@ -145,8 +146,8 @@ class DirectTransport:
         self.traffic.count(
             rounds=1,
             messages=len(targets),
-            sent=sum(frame.numel() for _, frame in operation.send),
-            received=sum(frame.numel() for frame in frames),
+            sent=sum(len(frame) for _, frame in operation.send),
+            received=sum(frame.size for frame in frames),
             seconds=seconds,
             transferring=seconds - waited,
         )
@@ -233,6 +234,11 @@ class DirectTransport:
         for link in self._links.values():
             link.close()
         self._ended = self._ended or why
+
+
+def _bytes(frame: Array) -> Bytes:
+    """The frame's memory, in one stretch."""
+    return frame if isinstance(frame, np.ndarray) else frame.contiguous().numpy()
 
 
 def best_transport(

@@ -13,9 +13,7 @@ import struct
 import zlib
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from spardl import kernels
 from spardl.transport.mesh import place_text
@@ -78,7 +76,7 @@ class Link:
         self._lead = memory[8 * self._compiled.OUT :][: _HEADER.size]
         self._head = memory[8 * self._compiled.IN :][: _HEADER.size]
         self._into = self._head
-        self._payload: Tensor | None = None
+        self._payload: Bytes | None = None
         self._capacity = self._mark = 0
 
     @property
@@ -93,17 +91,17 @@ class Link:
 
     # --- sending --------------------------------------------------------------------------------------------------
 
-    def post(self, frame: Tensor, mark: int) -> None:
+    def post(self, frame: Bytes, mark: int) -> None:
         """Begin to send this frame. Its memory is ours until it has left."""
         number = int(self.words[self._compiled.SENDING])
-        _HEADER.pack_into(self._lead, 0, frame.numel(), mark | number)
+        _HEADER.pack_into(self._lead, 0, frame.size, mark | number)
         self.words[self._compiled.SENDING] = (number + 1) & self._compiled.NUMBERS
         self.go_on_sending(frame, 0)
         self.push()
 
-    def go_on_sending(self, frame: Tensor, sent: int) -> None:
+    def go_on_sending(self, frame: Bytes, sent: int) -> None:
         """The header is in its place, and so many bytes have left."""
-        self.unsent = _after(sent, [self._lead, frame.contiguous().numpy().data])
+        self.unsent = _after(sent, [self._lead, frame.data])
 
     def push(self) -> None:
         try:
@@ -124,10 +122,10 @@ class Link:
         if not self._into:
             self._open()
 
-    def fill(self, payload: Tensor, heard: int) -> None:
+    def fill(self, payload: Bytes, heard: int) -> None:
         """Go on with a message whose header is complete, and so many bytes of whose payload are there."""
         self._payload = payload
-        self._into = payload.numpy().data[heard:]
+        self._into = payload.data[heard:]
         self.expecting = self.started = bool(self._into)
 
     def pull(self) -> None:
@@ -149,7 +147,7 @@ class Link:
         except OSError as error:
             raise self._gone(error) from error
 
-    def take(self) -> Tensor:
+    def take(self) -> Bytes:
         """The message that has arrived, just as long as it was sent."""
         assert self._payload is not None
         frame, self._payload = self._payload, None
@@ -167,18 +165,18 @@ class Link:
         if not 0 <= length <= self._capacity:
             raise Wrong(f"sent {length} bytes where at most {self._capacity} were expected", self.peer)
         self.words[self._compiled.AWAITED] = (due + 1) & self._compiled.NUMBERS
-        self.fill(torch.empty(length, dtype=torch.uint8), 0)
+        self.fill(np.empty(length, np.uint8), 0)
 
     # --- what the compiled exchange has left ----------------------------------------------------------------------
 
-    def go_on_with(self, end: int, frame: Tensor, source: "Link", buffer: Bytes, mark: int) -> None:
+    def go_on_with(self, end: int, frame: Bytes, source: "Link", buffer: Bytes, mark: int) -> None:
         """Prepare this link, on which `frame` leaves, and `source` for the rest of an exchange that ended like this."""
         exchange = self._compiled
         if end == exchange.UNSENT:
             self.go_on_sending(frame, max(0, int(self.words[exchange.SENT])))
         heard = 0 if end == exchange.UNSENT else max(0, int(source.words[exchange.HEARD]))
         if end == exchange.UNFINISHED:
-            source.fill(torch.from_numpy(buffer[: int(source.words[exchange.IN])]), heard)
+            source.fill(buffer[: int(source.words[exchange.IN])], heard)
         else:
             source.expect(buffer.size, mark, heard)
 

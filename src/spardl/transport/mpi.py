@@ -83,10 +83,9 @@ class MPITransport:
             self._all_reduce(operation, started)
             return None
         busy: list[float] = []
-        frames = self._exchange(
-            operation.send, operation.receive, operation.name, lambda: busy.append(operation.use_the_time())
-        )
-        self._count(1, [frame for _, frame in operation.send], frames, started + sum(busy))
+        sends = [(peer, torch.as_tensor(frame)) for peer, frame in operation.send]
+        frames = self._exchange(sends, operation.receive, operation.name, lambda: busy.append(operation.use_the_time()))
+        self._count(1, [frame for _, frame in sends], frames, started + sum(busy))
         return [frame.to(self.device) for frame in frames]
 
     def gather_texts(self, text: str) -> list[str]:

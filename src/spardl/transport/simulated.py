@@ -9,11 +9,10 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
-
 from spardl.collectives.program import AllReduce, Operation, Program, Round
 from spardl.errors import ProtocolError
 from spardl.metrics import Traffic
+from spardl.sparse import Array
 
 Result = TypeVar("Result")
 
@@ -44,7 +43,7 @@ class _Run(Generic[Result]):
         self.programs = programs
         self.results: dict[int, Result] = {}
         self.waiting: dict[int, Operation] = {}
-        self.mail: dict[tuple[int, int], deque[tuple[Tensor, float]]] = defaultdict(deque)
+        self.mail: dict[tuple[int, int], deque[tuple[Array, float]]] = defaultdict(deque)
         self.ready: deque[tuple[int, Any]] = deque((rank, None) for rank in range(len(programs)))
 
     def finish(self) -> list[Result]:
@@ -70,12 +69,12 @@ class _Run(Generic[Result]):
         network = self.network
         free = network.clocks[rank]
         for peer, frame in operation.send:
-            free += frame.numel() / network.bandwidth
+            free += len(frame) / network.bandwidth
             self.mail[rank, peer].append((frame, free + network.latency))
         network.traffic[rank].count(
             rounds=1,
             messages=len(operation.send),
-            sent=sum(f.numel() for _, f in operation.send),
+            sent=sum(len(frame) for _, frame in operation.send),
             received=0,
             seconds=0,
         )
@@ -95,14 +94,14 @@ class _Run(Generic[Result]):
         arrived = 0.0
         for peer, capacity in operation.receive:
             frame, arrival = self.mail[peer, rank].popleft()
-            if frame.numel() > capacity:
+            if len(frame) > capacity:
                 raise ProtocolError(
-                    f"rank {peer} sent {frame.numel()} bytes to rank {rank}, which expected {capacity}.", peer=peer
+                    f"rank {peer} sent {len(frame)} bytes to rank {rank}, which expected {capacity}.", peer=peer
                 )
-            arrived = max(arrival, arrived + frame.numel() / network.bandwidth)
+            arrived = max(arrival, arrived + len(frame) / network.bandwidth)
             frames.append(frame)
         network.clocks[rank] = max(free, arrived)
-        network.traffic[rank].count(rounds=0, messages=0, sent=0, received=sum(f.numel() for f in frames), seconds=0)
+        network.traffic[rank].count(rounds=0, messages=0, sent=0, received=sum(map(len, frames)), seconds=0)
         del self.waiting[rank]
         self.ready.append((rank, frames))
 

@@ -76,13 +76,14 @@ class TorchTransport:
         return [bytes(text[: int(size)].tolist()).decode() for text, size in zip(texts, sizes, strict=True)]
 
     def _round(self, operation: Round, started: float) -> list[Tensor]:
+        sends = [(peer, torch.as_tensor(frame, device=self.device)) for peer, frame in operation.send]
         arriving = []
         for peer, capacity in operation.receive:
             buffer = torch.empty(capacity, dtype=torch.uint8, device=self.device)
             arriving.append((peer, buffer, self._group.recv([buffer], peer, self._received[peer])))
             self._received[peer] += 1
         leaving = []
-        for peer, frame in operation.send:
+        for peer, frame in sends:
             payload = self._padded(frame, operation) if self._fixed_size else frame
             leaving.append((peer, payload, self._group.send([payload], peer, self._sent[peer])))
             self._sent[peer] += 1

@@ -19,18 +19,16 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from spardl import kernels
+from spardl import kernels, sparse
 from spardl.config import Indices, Values
 from spardl.errors import ProtocolError
 from spardl.kernels import frames
-from spardl.sparse import Ints, SparseBlocks
+from spardl.sparse import Array, Ints, SparseBlocks
 from spardl.wire import values as value_codes
 
 _FORMATS = ("fp32", "bf16", "fp16", "int8", "none")
 _RAW = 8
-_HOST = torch.device("cpu")
 
 _FAULTS = {
     frames.TOO_MANY: "more entries than a block may have",
@@ -46,24 +44,32 @@ class CodedBlocks:
 
     ids: Ints
     counts: Ints
-    indices: Tensor
-    codes: Tensor
-    scales: Tensor
+    places: Array
+    codes: Array
+    scales: Array
+    kind: torch.dtype  # of the codes
 
     def decode(self) -> SparseBlocks:
-        if self.codes.numel():
-            values = value_codes.decode(self.codes, self.scales, self.counts)
-        else:
-            values = torch.zeros(self.indices.numel(), device=self.indices.device)
-        return SparseBlocks(self.ids, self.counts, self.indices, values)
+        return SparseBlocks(self.ids, self.counts, self.places, self._amounts())
+
+    def _amounts(self) -> Array:
+        kernel = kernels.for_array(self.places)
+        if not len(self.codes):
+            return torch.zeros(len(self.places), device=torch.as_tensor(self.places).device)
+        if self.kind is torch.bfloat16:
+            return kernel.widen_bf16(self.codes)
+        codes, scales = kernel.tensor(self.codes, self.kind), kernel.tensor(self.scales, torch.float32)
+        return kernel.array(value_codes.decode(codes, scales, self.counts))
 
     def split(self) -> list["CodedBlocks"]:
         """One piece per block."""
-        sizes = self.counts.tolist()
-        codes = self.codes.split(sizes) if self.codes.numel() else [self.codes] * len(sizes)
+        places = sparse.parts(self.places, self.counts)
+        codes = sparse.parts(self.codes, self.counts) if len(self.codes) else [self.codes] * len(places)
         return [
-            CodedBlocks(self.ids[i : i + 1], self.counts[i : i + 1], indices, codes[i], self.scales[i : i + 1])
-            for i, indices in enumerate(self.indices.split(sizes))
+            CodedBlocks(
+                self.ids[i : i + 1], self.counts[i : i + 1], places[i], codes[i], self.scales[i : i + 1], self.kind
+            )
+            for i in range(len(places))
         ]
 
     @staticmethod
@@ -73,13 +79,14 @@ class CodedBlocks:
         return CodedBlocks(
             np.concatenate([piece.ids for piece in pieces]),
             np.concatenate([piece.counts for piece in pieces]),
-            torch.cat([piece.indices for piece in pieces]),
-            torch.cat([piece.codes for piece in pieces]),
-            torch.cat([piece.scales for piece in pieces]) if pieces[0].scales.numel() else pieces[0].scales,
+            sparse.join([piece.places for piece in pieces]),
+            sparse.join([piece.codes for piece in pieces]),
+            sparse.join([piece.scales for piece in pieces]) if len(pieces[0].scales) else pieces[0].scales,
+            pieces[0].kind,
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Codec:
     """The wire format that all ranks agreed on at attach."""
 
@@ -89,73 +96,74 @@ class Codec:
     def code(self, entries: SparseBlocks) -> CodedBlocks:
         """Round the values to the wire's format."""
         if self.values == "none":
-            nothing = entries.values[:0]
-            return CodedBlocks(entries.ids, entries.counts, entries.indices, nothing, nothing)
-        codes, scales = value_codes.encode(entries.values, entries.counts, self.values)
-        return CodedBlocks(entries.ids, entries.counts, entries.indices, codes, scales)
+            return self._coded(entries, entries.amounts[:0], entries.amounts[:0])
+        return self._coded(entries, *value_codes.encode(entries.values, entries.counts, self.values))
 
-    def round_off(self, entries: SparseBlocks) -> tuple[CodedBlocks, Tensor]:
+    def round_off(self, entries: SparseBlocks) -> tuple[CodedBlocks, Array]:
         """The same, for finite values, and what rounding cost each of them."""
-        codes, scales, errors = value_codes.round_off(entries.values, entries.counts, self.values)  # type: ignore[arg-type]
-        return CodedBlocks(entries.ids, entries.counts, entries.indices, codes, scales), errors
+        if self.values == "bf16":
+            codes, errors = kernels.for_array(entries.amounts).round_bf16(entries.amounts)
+            return self._coded(entries, codes, entries.amounts[:0]), errors
+        coded = self.code(entries)
+        return coded, entries.values - coded.decode().values
+
+    def _coded(self, entries: SparseBlocks, codes: Array, scales: Array) -> CodedBlocks:
+        array = kernels.for_array(entries.places).array
+        return CodedBlocks(
+            entries.ids, entries.counts, array(entries.places), array(codes), array(scales), self._form.kind
+        )
 
     def capacity(self, lengths: Ints, budgets: Ints) -> int:
         """The most bytes that a frame for blocks of these lengths and budgets can have."""
-        # Budgets and lengths are host arrays, whatever device the entries are on.
-        return int(kernels.for_device(_HOST).frame_room(self._form, lengths, budgets))
+        return int(kernels.for_array(lengths).frame_room(self._form, lengths, budgets))
 
-    def pack(self, coded: CodedBlocks, lengths: Ints, budgets: Ints, *, poisoned: bool = False) -> Tensor:
-        """The frame, a uint8 tensor of at most `capacity` bytes."""
-        blocks = (lengths, budgets, coded.counts, coded.scales, coded.codes, coded.indices)
-        frame: Tensor = kernels.for_device(coded.indices.device).write_frame(self._form, poisoned, *blocks)
-        return frame
+    def pack(self, coded: CodedBlocks, lengths: Ints, budgets: Ints, *, poisoned: bool = False) -> Array:
+        """The frame: at most `capacity` bytes."""
+        blocks = (lengths, budgets, coded.counts, coded.scales, coded.codes, coded.places)
+        return kernels.for_array(coded.places).write_frame(self._form, poisoned, *blocks)
 
-    def unpack(self, frame: Tensor, ids: Ints, lengths: Ints, budgets: Ints, peer: int) -> CodedBlocks | None:
+    def unpack(self, frame: Array, ids: Ints, lengths: Ints, budgets: Ints, peer: int) -> CodedBlocks | None:
         """What `pack` was given, or None for a poisoned frame; `ProtocolError` if this is not a frame for these blocks.
 
         `frame` may be longer than what was packed: a buffer of the full capacity is fine.
         """
-        found, read = kernels.for_device(frame.device).read_frame(frame, self._form, lengths, budgets)
+        found, (counts, places, codes, scales) = kernels.for_array(frame).read_frame(
+            frame, self._form, lengths, budgets
+        )
         if found == frames.POISONED:
             return None
         if found == frames.FOREIGN:
             raise _bad(peer, self._why_foreign(frame, len(ids)))
-        coded = CodedBlocks(ids, *read)
-        if found >= 0 and not value_codes.scales_are_fine(coded.scales):
+        if found >= 0 and len(scales) and not value_codes.scales_are_fine(torch.as_tensor(scales)):
             found = frames.NOT_FINITE
         if found < 0:
             raise _bad(peer, _FAULTS[found])
-        return coded
+        return CodedBlocks(ids, counts, places, codes, scales, self._form.kind)
 
-    def _why_foreign(self, frame: Tensor, expected: int) -> str:
-        if frame.numel() < frames.HEADER.size:
-            return f"{frame.numel()} bytes, fewer than a header takes"
-        version, flags, blocks, length = frames.HEADER.unpack(frame[: frames.HEADER.size].cpu().numpy().data)
+    def _why_foreign(self, frame: Array, expected: int) -> str:
+        if len(frame) < frames.HEADER.size:
+            return f"{len(frame)} bytes, fewer than a header takes"
+        version, flags, blocks, length = frames.HEADER.unpack(bytes(frame[: frames.HEADER.size].tolist()))
         if version != frames.VERSION:
             return f"wire version {version} where this is {frames.VERSION}; run the same spardl on all ranks"
         if flags & ~frames.POISONED_FLAG != self._form.flags:
             return "another value or index format"
         if blocks != expected:
             return f"{blocks} blocks instead of {expected}"
-        return f"a frame of {length} bytes in {frame.numel()}"
+        return f"a frame of {length} bytes in {len(frame)}"
 
-    @property
+    @functools.cached_property
     def _form(self) -> frames.Form:
-        return _form(self.values, self.indices)
-
-
-@functools.cache
-def _form(values: Values | Literal["none"], indices: Indices) -> frames.Form:
-    kind = torch.float32 if values == "none" else value_codes.CODE_TYPES[values]
-    raw = indices == "raw"
-    return frames.Form(
-        flags=_FORMATS.index(values) | (_RAW if raw else 0),
-        kind=kind,
-        value_bytes=0 if values == "none" else kind.itemsize,
-        exponents=0 if values == "none" else value_codes.EXPONENTS.get(kind, 0),
-        scaled=values == "int8",
-        raw=raw,
-    )
+        kind = torch.float32 if self.values == "none" else value_codes.CODE_TYPES[self.values]
+        raw = self.indices == "raw"
+        return frames.Form(
+            flags=_FORMATS.index(self.values) | (_RAW if raw else 0),
+            kind=kind,
+            value_bytes=0 if self.values == "none" else kind.itemsize,
+            exponents=0 if self.values == "none" else value_codes.EXPONENTS.get(kind, 0),
+            scaled=self.values == "int8",
+            raw=raw,
+        )
 
 
 def _bad(peer: int, what: str) -> ProtocolError:

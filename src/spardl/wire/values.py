@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl import kernels
 from spardl.config import Values
 from spardl.sparse import Ints
 
@@ -42,18 +41,9 @@ def encode(values: Tensor, counts: Ints, form: Values) -> tuple[Tensor, Tensor]:
     return codes.to(dtype), scales
 
 
-def round_off(values: Tensor, counts: Ints, form: Values) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales, and what rounding cost each value. For finite values."""
-    if form == "bf16":
-        codes, errors = kernels.for_device(values.device).round_bf16(values)
-        return codes, values[:0], errors
-    codes, scales = encode(values, counts, form)
-    return codes, scales, values - decode(codes, scales, counts)
-
-
 def scales_are_fine(scales: Tensor) -> bool:
     """Whether every value that finite codes decode to with these is finite."""
-    return not scales.numel() or bool((scales.abs() <= LARGEST_SCALE).all())
+    return bool((scales.abs() <= LARGEST_SCALE).all())
 
 
 def decode(codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:

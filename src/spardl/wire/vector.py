@@ -6,6 +6,7 @@ from torch import Tensor
 
 from spardl.config import Values
 from spardl.errors import ProtocolError
+from spardl.sparse import Array
 from spardl.wire import values as value_codes
 
 _FINE, _POISONED = 1, 2
@@ -26,8 +27,9 @@ def pack(values: Tensor, form: Values, *, poisoned: bool = False) -> tuple[Tenso
     return frame, value_codes.decode(codes, scales, counts)
 
 
-def unpack(frame: Tensor, count: int, form: Values, peer: int) -> Tensor | None:
+def unpack(frame: Array, count: int, form: Values, peer: int) -> Tensor | None:
     """What `pack` sent, or None if it was poisoned; `ProtocolError` if it is not `count` finite values."""
+    frame = torch.as_tensor(frame)
     if frame.numel() != size(count, form) or int(frame[0]) not in (_FINE, _POISONED):
         raise _other(count, peer)
     if int(frame[0]) == _POISONED:
@@ -41,19 +43,20 @@ def unpack(frame: Tensor, count: int, form: Values, peer: int) -> Tensor | None:
     return values
 
 
-def split(frame: Tensor, counts: list[int], form: Values, peer: int) -> list[Tensor]:
+def split(frame: Array, counts: list[int], form: Values, peer: int) -> list[Tensor]:
     """The frames of so many values each that arrived as one message."""
+    frame = torch.as_tensor(frame)
     sizes = [size(count, form) for count in counts]
     if frame.numel() != sum(sizes):
         raise _other(sum(counts), peer)
     return list(frame.split(sizes))
 
 
-def floats(frame: Tensor, count: int, peer: int) -> Tensor:
+def floats(frame: Array, count: int, peer: int) -> Tensor:
     """`count` values that were sent as they are, finite or not."""
-    if frame.numel() != 4 * count:
+    if len(frame) != 4 * count:
         raise _other(count, peer)
-    return frame.view(torch.float32)
+    return torch.as_tensor(frame).view(torch.float32)
 
 
 def _other(count: int, peer: int) -> ProtocolError:

@@ -1,0 +1,29 @@
+"""Whole methods on the portable kernels, as on a device that is not a CPU: tensors all the way, and the same bits."""
+
+import pytest
+import torch
+
+from spardl import kernels
+from spardl.collectives.method import METHODS
+from spardl.config import SyncConfig
+from spardl.kernels import portable
+from spardl.simulation import SimulatedCluster
+
+
+def steps(config: SyncConfig, workers: int) -> list[torch.Tensor]:
+    """Results of a few steps, and the residuals after them."""
+    generator = torch.Generator().manual_seed(5)
+    cluster = SimulatedCluster(workers, 1003, config)
+    found = []
+    for _ in range(3):
+        found += cluster.step([torch.randn(1003, generator=generator) ** 3 for _ in range(workers)])
+    return found + cluster.residuals()
+
+
+@pytest.mark.parametrize("values", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_portable_kernels_synchronise_alike(monkeypatch: pytest.MonkeyPatch, method: str, values: str) -> None:
+    config = SyncConfig(method=method, density=0.05, values=values)  # type: ignore[arg-type]
+    expected = steps(config, 6)
+    monkeypatch.setattr(kernels, "for_device", lambda device: portable)
+    assert all(torch.equal(one, other) for one, other in zip(steps(config, 6), expected, strict=True))
