@@ -6,7 +6,7 @@ Chunk c of the natural order lies in block c % count, at slot c // count. See bl
 import numpy as np
 
 from spardl.kernels._lanes import LANES, ask_for, at_least, count_bits, lowest_bit, stream_lanes
-from spardl.kernels._numba import INFINITE, MAGNITUDE, compiled, inlined
+from spardl.kernels._numba import MAGNITUDE, compiled, inlined
 
 # Elements that are added before the list looks at them, while they are still in the nearest cache.
 TILE = 256
@@ -42,51 +42,41 @@ def _next_bit(word):
 def _note(acc, bits, first, stop, start, low, begin, end, fill, places, amounts):
     """Append the entries of [first, stop) whose key is at least `low` to the list; places count from `start`.
 
-    Returns how many there are in all, also those that find no room, and whether all of them are finite.
-    Most words have two such entries or fewer, so two are written down whether they are there or not: what is written
-    too much is overwritten, and guessing wrong costs more.
+    Returns how many there are in all, also those that find no room, and whether all of them are finite: only then is
+    their product with zero zero. Most words have two such entries or fewer, so two are written down whether they are
+    there or not: what is written too much is overwritten, and guessing wrong costs more.
     """
-    largest = np.uint32(0)
+    nothing = doubt = np.float32(0.0)
     whole = first + (stop - first) // LANES * LANES
     for tile in range(first, whole, LANES):
         found = at_least(bits, tile, low)
         at = begin + fill
         fill += count_bits(found)
-        if at + LANES > end:
-            if found:
-                largest = max(largest, _note_with_care(acc, bits, tile, found, start, at, end, places, amounts))
-            continue
-        one, found = _next_bit(found)
-        two, found = _next_bit(found)
-        largest = max(largest, bits[tile + one] & MAGNITUDE, bits[tile + two] & MAGNITUDE)
-        places[at], places[at + 1] = tile + one - start, tile + two - start
-        amounts[at], amounts[at + 1] = acc[tile + one], acc[tile + two]
-        if found:
-            largest = max(largest, _note_with_care(acc, bits, tile, found, start, at + 2, end, places, amounts))
+        if at + LANES <= end:
+            one, found = _next_bit(found)
+            two, found = _next_bit(found)
+            amount, another = acc[tile + one], acc[tile + two]
+            places[at], places[at + 1] = tile + one - start, tile + two - start
+            amounts[at], amounts[at + 1] = amount, another
+            doubt += amount * nothing
+            doubt += another * nothing
+            at += 2
+        while found:
+            place = tile + lowest_bit(found)
+            found &= found - np.uint64(1)
+            doubt += acc[place] * nothing
+            if at < end:
+                places[at] = place - start
+                amounts[at] = acc[place]
+            at += 1
     for place in range(whole, stop):
-        key = bits[place] & MAGNITUDE
-        if key >= low:
-            largest = max(largest, key)
+        if (bits[place] & MAGNITUDE) >= low:
+            doubt += acc[place] * nothing
             if begin + fill < end:
                 places[begin + fill] = place - start
                 amounts[begin + fill] = acc[place]
             fill += 1
-    return fill, largest < INFINITE
-
-
-@inlined
-def _note_with_care(acc, bits, tile, found, start, at, end, places, amounts):
-    """Append those that are `found` from `at` on, as far as there is room; return the largest key."""
-    largest = np.uint32(0)
-    while found:
-        place = tile + lowest_bit(found)
-        found &= found - np.uint64(1)
-        largest = max(largest, bits[place] & MAGNITUDE)
-        if at < end:
-            places[at] = place - start
-            amounts[at] = acc[place]
-        at += 1
-    return largest
+    return fill, doubt == nothing
 
 
 @compiled(
