@@ -8,6 +8,7 @@ from spardl.accumulator import Accumulator
 from spardl.collectives.memory import Memory
 from spardl.collectives.method import Place, method_class
 from spardl.config import SyncConfig
+from spardl.errors import PeerError
 from spardl.simulation import SimulatedCluster
 from spardl.transport.base import run
 from spardl.transport.torchdist import TorchTransport
@@ -64,3 +65,16 @@ def texts(rank, workers):
 
 def test_texts_of_any_length_are_gathered_in_rank_order():
     assert on_processes(3, texts) == [["", "ü", "üü"]] * 3
+
+
+def alone(rank, workers):
+    if rank == 0:
+        with pytest.raises(
+            PeerError, match=r"^rank 1 of 2 did not come within 1 s; all ranks of a group must"
+        ) as caught:
+            TorchTransport(timeout=1)
+        assert caught.value.peer == 1
+
+
+def test_a_rank_that_does_not_come_is_named():
+    assert on_processes(2, alone) == [None, None]

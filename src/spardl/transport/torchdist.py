@@ -52,7 +52,7 @@ class TorchTransport:
         if backend == "gloo":
             self._group: Any = _gloo_group(ranks, self._timeout)
         else:
-            # Only members meet here, as above: other ranks may be making groups of their own.
+            # Only members meet here, as for gloo: other ranks may be making groups of their own.
             self._group = dist.new_group(ranks, self._timeout, backend, use_local_synchronization=True)
         # Unused until a collective fails, which leaves its own group useless; then it finds out who is gone.
         self._watch = _gloo_group(ranks, self._timeout)
@@ -186,7 +186,19 @@ def _gloo_group(ranks: list[int], timeout: timedelta) -> Any:
     options = gloo._Options()
     options._devices, options._threads, options._timeout = _devices(), THREADS, timeout
     store = PrefixStore(name, dist.distributed_c10d._get_default_store())
-    return gloo(store, ranks.index(dist.get_rank()), len(ranks), options)
+    rank = ranks.index(dist.get_rank())
+    store.set(f"here/{rank}", "")
+    try:
+        return gloo(store, rank, len(ranks), options)
+    except RuntimeError as error:
+        missing = [peer for peer in range(len(ranks)) if not store.check([f"here/{peer}"])]
+        if not missing:
+            raise
+        raise PeerError(
+            f"rank {missing[0]} of {len(ranks)} did not come within {timeout.total_seconds():g} s; all ranks of a group"
+            " must attach, or call all_reduce, in the same order.",
+            peer=missing[0],
+        ) from error
 
 
 def _devices() -> list[Any]:
