@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from spardl import kernels as kernel_choice
 from spardl.blocks import BlockLayout
 from spardl.kernels import _gaps, portable
+from spardl.kernels.shortlist import Shortlist
 
 compiled = kernel_choice.for_device(torch.device("cpu"))
 
@@ -216,6 +217,26 @@ def test_one_value_that_is_not_finite_is_seen_anywhere(kernels, bad):
         values = torch.ones(length)
         values[place] = bad
         assert not kernels.all_finite(values)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("room", [0, 3, 70, 200])
+def test_a_sum_that_is_not_finite_is_noticed_wherever_it_lies_among_large_ones(room, bad):
+    """The first, second or third large one of sixty-four, the last few, and where the list has no room left."""
+    layout = BlockLayout.contiguous(150, 1)
+    large = torch.zeros(150)
+    large[[3, 9, 20, 40, 63, 64, 70, 100, 140, 149]] = 5.0
+    for place in (*range(150), None):
+        listing = Shortlist(1)
+        listing.lows[:] = np.float32(1).view(np.uint32)
+        listing.edges[:] = 0, room
+        listing.places, listing.amounts = np.empty(room, np.int32), np.empty(room, np.float32)
+        gradient = torch.zeros(150)
+        if place is not None:
+            gradient[place] = bad
+        blocks = (layout.starts, layout.chunk, 0)
+        fine = compiled.accumulate(large.clone(), *blocks, gradient, 1.0, np.ones(1, np.bool_), listing)
+        assert fine == (place is None)
 
 
 # --- natural order and block order -------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Real processes over gloo give the same bits as the simulated network."""
 
+import os
+
 import pytest
 import torch
 
@@ -78,3 +80,20 @@ def alone(rank, workers):
 
 def test_a_rank_that_does_not_come_is_named():
     assert on_processes(2, alone) == [None, None]
+
+
+def loops_of_gloo():
+    """Each device of gloo has a thread that waits for events, and wakes up all the time."""
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link) == "anon_inode:[eventpoll]" for link in links if os.path.islink(link))
+
+
+def added_loops(rank, workers):
+    before = loops_of_gloo()
+    kept = [TorchTransport(timeout=30) for _ in range(3)]
+    return before, loops_of_gloo() - before, len(kept)
+
+
+def test_our_groups_bring_no_thread_that_wakes_up_while_they_are_idle():
+    for before, added, _ in on_processes(2, added_loops):
+        assert before >= 1 and added == 0
