@@ -10,7 +10,7 @@ import argparse
 import torch
 
 from spardl.config import SyncConfig
-from spardl.simulation import SimulatedCluster
+from spardl.simulator.cluster import SimulatedCluster
 
 WAYS = {
     "ExDyna (ours: shared histogram with trend)": SyncConfig(method="exdyna"),
@@ -51,8 +51,8 @@ def densities(config: SyncConfig, options: argparse.Namespace) -> list[float]:
             scale *= 10
         noise = [torch.randn(options.elements, generator=generator) for _ in range(options.workers)]
         cluster.step([scale * each for each in noise])
-        result = cluster.results[0]
-        curve.append(1.0 if result is None else len(result) / options.elements)
+        (group,) = cluster.ranks[0].groups
+        curve.append(group.stats.last_entries / options.elements)
     return curve
 
 

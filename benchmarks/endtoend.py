@@ -23,13 +23,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 import spardl
 from benchmarks.training import Prepare, Training, take_turns
-from spardl.blocks import entries
+from spardl.bench.limits import limit, sparse_bytes
+from spardl.bench.run import quartiles
 from spardl.cli.curves import INK, PALETTE, STYLE
 from spardl.cli.output import as_percent, as_rate, as_ratio, as_seconds, table
 from spardl.cli.units import bytes_per_second
-from spardl.integrations.ddp import MEASURED, WARM_UP
-from spardl.train.bench import quartiles
-from spardl.train.limits import VALUE_BYTES, limit, sparse_bytes
+from spardl.integrations.arranger import MEASURED, WARM_UP
+from spardl.memory.layout import entries
 
 NOTHING = "nothing is sent"
 DENSE = "DDP dense"
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--values", default="bf16", help="format of values on the wire; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each way; default: %(default)s")
     parser.add_argument("--steps", type=int, default=2, help="steps in a turn; default: %(default)s")
-    parser.add_argument("--rate", default="inf", help="of each host's line, to reckon the limit with: 200mbit")
+    parser.add_argument("--rate", default="inf", help="of each host's line, to compute the limit with: 200mbit")
     parser.add_argument("--picture", metavar="FILE", help="draw steps per second")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
@@ -93,7 +93,7 @@ def low_rank(rank: int) -> Prepare:
 def records(options: argparse.Namespace, runs: dict[str, Training]) -> list[dict[str, Any]]:
     medians = {way: statistics.median(run.seconds) for way, run in runs.items()}
     elements, workers, rate = sum(runs[DENSE].sizes), dist.get_world_size(), bytes_per_second(options.rate)
-    payload = sparse_bytes(entries(options.density, elements), elements, VALUE_BYTES[options.values])
+    payload = sparse_bytes(entries(options.density, elements), elements, options.values)
     least = max(medians[NOTHING], limit(payload=payload, workers=workers, rate=rate).network)
     return [
         {

@@ -2,8 +2,8 @@
 
     python -m benchmarks.kernels --elements 14728266 1000000
 
-Through the accumulator and the codec, as the synchroniser calls them. All take turns, each on a fresh gradient; what a
-step took out is gone from the accumulator, so after a few warm-up steps residuals look as they do in training.
+Through a rank's memory and the codec, as methods call them. All take turns, each on a fresh gradient; what a step took
+out is gone from memory, so after a few warm-up steps residuals look as they do in training.
 """
 
 import argparse
@@ -22,11 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.accumulator import Accumulator
-from spardl.blocks import BlockLayout, entries
+from spardl.bench.run import quartiles
 from spardl.cli.output import as_percent, as_seconds, table
+from spardl.kernels import for_device
+from spardl.memory.buffer import Buffer
+from spardl.memory.layout import BlockLayout, entries
+from spardl.memory.memory import Memory
+from spardl.memory.transaction import Transaction
 from spardl.sparse import Array, SparseBlocks
-from spardl.train.bench import quartiles
 from spardl.wire.frame import Codec
 
 ADD = "numpy.add(acc, g, out=acc)"
@@ -82,7 +85,7 @@ def measured(turns: "Selection | Coding", repetitions: int) -> dict[str, list[fl
 
 
 class Selection:
-    """Accumulating and selecting: each way has its own accumulator."""
+    """Accumulating and selecting: each way has its own memory."""
 
     names = (ADD, READ, LARGEST, DEALT, ABOVE)
 
@@ -93,7 +96,7 @@ class Selection:
         self._sum = np.zeros(elements, np.float32)
         self._count = entries(density, elements)
         one, dealt = BlockLayout.contiguous(elements, 1), BlockLayout.interleaved(elements, BLOCKS)
-        self._accumulators = {LARGEST: Accumulator(one), DEALT: Accumulator(dealt), ABOVE: Accumulator(one)}
+        self._stores = {LARGEST: Store(one), DEALT: Store(dealt), ABOVE: Store(one)}
         self._budgets = {LARGEST: np.array([self._count]), DEALT: dealt.budgets(density)}
 
     def next(self, name: str) -> Timed:
@@ -102,17 +105,17 @@ class Selection:
             return lambda: np.add(self._sum, gradient.numpy(), out=self._sum)
         if name == READ:
             return self._sum.max
-        acc = self._accumulators[name]
+        store = self._stores[name]
         if name == ABOVE:
-            threshold, limit = self._threshold(acc, gradient), 2 * self._count
-            return _after_adding(acc, gradient, lambda: acc.take_above_of_all(threshold, limit))
+            threshold, limit = self._threshold(store, gradient), 2 * self._count
+            return store.after_adding(gradient, lambda: store.memory.take_above_of_all(threshold, limit))
         budgets = self._budgets[name]
         ids = np.arange(len(budgets))
-        return _after_adding(acc, gradient, lambda: acc.take_largest(ids, budgets))
+        return store.after_adding(gradient, lambda: store.memory.take_largest(ids, budgets))
 
     def done(self, name: str) -> None:
-        if name in self._accumulators:
-            self._accumulators[name].commit()
+        if name in self._stores:
+            self._stores[name].transaction.commit()
 
     def _fresh(self) -> Tensor:
         """A gradient that was not there before: the pool, from another place on."""
@@ -120,18 +123,31 @@ class Selection:
         torch.cat((self._pool[first:], self._pool[:first]), out=self._gradient)
         return self._gradient
 
-    def _threshold(self, acc: Accumulator, gradient: Tensor) -> float:
+    def _threshold(self, store: "Store", gradient: Tensor) -> float:
         """That of the count-th magnitude: what a controller that follows its target would have."""
-        magnitudes = (acc.values + gradient).abs().numpy()
+        magnitudes = (store.memory.everything() + gradient).abs().numpy()
         return float(np.partition(magnitudes, -self._count)[-self._count])
 
 
-def _after_adding(acc: Accumulator, gradient: Tensor, take: Timed) -> Timed:
-    def once() -> object:
-        acc.add(0, gradient)
-        return take()
+class Store:
+    """A rank's memory as a group has it, and the transaction that gradients are lent to."""
 
-    return once
+    def __init__(self, layout: BlockLayout, values: str = "bf16") -> None:
+        cpu = torch.device("cpu")
+        kernels = for_device(cpu)
+        self.transaction = Transaction(Buffer(layout, kernels, cpu))
+        self.codec = Codec(values, "rice", kernels)
+        self.memory = Memory(self.transaction, self.codec)
+
+    def after_adding(self, gradient: Tensor, take: Timed) -> Timed:
+        """Add a whole gradient, which becomes ours, and take entries out."""
+
+        def once() -> object:
+            self.transaction.lend("gradient", 0, gradient)
+            self.transaction.add_up()
+            return take()
+
+        return once
 
 
 class Coding:
@@ -140,12 +156,12 @@ class Coding:
     names = (PACK, UNPACK, COPY)
 
     def __init__(self, elements: int, density: float, values: str) -> None:
-        acc = Accumulator(BlockLayout.contiguous(elements, 1))
-        acc.add(0, torch.randn(elements, generator=torch.Generator().manual_seed(0)))
+        store = Store(BlockLayout.contiguous(elements, 1), values)
+        store.transaction.lend("gradient", 0, torch.randn(elements, generator=torch.Generator().manual_seed(0)))
         self._ids, self._lengths = np.array([0]), np.array([elements])
         self._budgets = np.array([entries(density, elements)])
-        self._taken: SparseBlocks = acc.take_largest(self._ids, self._budgets)
-        self._codec = Codec(values)  # type: ignore[arg-type]
+        self._taken: SparseBlocks = store.memory.take_largest(self._ids, self._budgets)
+        self._codec = store.codec
         self.frame = self._pack()
         # Indices and values in memory, which packing reads and unpacking writes.
         self._source = torch.zeros(8 * len(self._taken), dtype=torch.uint8)

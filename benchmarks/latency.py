@@ -26,8 +26,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.ranks import meeting_point, run_ranks
+from spardl.agreement import gather_values
 from spardl.cli.output import as_seconds, table
-from spardl.collectives.program import Round
+from spardl.collectives.program import Message, Round
 from spardl.transport.base import Transport
 from spardl.transport.direct import DirectTransport
 from spardl.transport.torchdist import TorchTransport
@@ -97,7 +98,7 @@ def measure(options: argparse.Namespace) -> Figures:
         for way, once in ways.items():
             seconds[way].append(timed(once, options.rounds))
     mine = {way: statistics.quantiles(each, n=4)[:2] for way, each in seconds.items()}
-    everyone = [json.loads(text) for text in gloo.gather_texts(json.dumps(mine))]
+    everyone = gather_values(gloo.gather_texts, mine)
     low, median = ({way: statistics.median(theirs[way][i] for theirs in everyone) for way in ways} for i in (0, 1))
     return {way: (low[way], median[way]) for way in ways}
 
@@ -114,7 +115,7 @@ def timed(once: Once, rounds: int) -> float:
 def exchange(transport: Transport, size: int) -> Once:
     rank, workers = transport.rank, transport.workers
     frame = torch.zeros(size, dtype=torch.uint8)
-    operation = Round([((rank + 1) % workers, frame)], [((rank - 1) % workers, size)], "latency")
+    operation = Round([Message((rank + 1) % workers, frame, size)], [((rank - 1) % workers, size)], "latency")
     return lambda: transport.perform(operation)
 
 

@@ -20,9 +20,10 @@ import torch.distributed as dist
 
 from benchmarks.ranks import run_ranks
 from spardl.allreduce import all_reduce
-from spardl.blocks import entries
+from spardl.bench.vectors import vector_of_length
+from spardl.cli.bench import vector_of_model
 from spardl.cli.output import as_bytes, as_percent, as_seconds, table
-from spardl.train.vectors import vector_of_length, vector_of_model
+from spardl.memory.layout import entries
 
 ALLOWED = 24 << 30  # bytes, of all ranks together
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import spardl
 from benchmarks.training import Training, take_turns
 from spardl.cli.output import table
-from spardl.integrations.ddp import MEASURED, WARM_UP
+from spardl.integrations.arranger import MEASURED, WARM_UP
 from spardl.planning.merging import Merging
 from spardl.planning.timeline import COLUMNS
 
@@ -63,7 +63,7 @@ def training(options: argparse.Namespace, merge: str) -> Training:
 
 
 def merging_of(run: Training) -> Merging:
-    assert isinstance(run.made, spardl.SyncHandle) and run.made.merging is not None
+    assert isinstance(run.made, spardl.SparDLState) and run.made.merging is not None
     return run.made.merging
 
 

@@ -270,7 +270,7 @@ def winners(results: Results) -> Iterable[tuple[str, ...]]:
         for ours in records:
             if ours.get("method") != "spardl" or ours.get("values") != "bf16":
                 continue
-            rivals = [
+            others = [
                 other
                 for other in records
                 if other["elements"] == ours["elements"]
@@ -278,9 +278,9 @@ def winners(results: Results) -> Iterable[tuple[str, ...]]:
                 and other["method"] != "spardl"
                 and other["median_s"] < ours["median_s"]
             ]
-            rivals.sort(key=lambda other: float(other["median_s"]))
-            if rivals:
-                by = ", ".join(f"{label(other)} {ours['median_s'] / other['median_s']:.2f}x" for other in rivals)
+            others.sort(key=lambda other: float(other["median_s"]))
+            if others:
+                by = ", ".join(f"{label(other)} {ours['median_s'] / other['median_s']:.2f}x" for other in others)
                 yield name, setting(ours), as_seconds(ours["median_s"]), by
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spardl.config import METHODS
-from spardl.train.match import sends_everything
+from spardl.bench.match import sends_everything
+from spardl.collectives.methods.registry import METHODS
 
 RESULTS = Path("benchmarks/results")
 LONGEST_S = 600.0
@@ -32,10 +32,10 @@ PICTURE = "{picture}"  # stands for a file beside the records
 # What people would choose from. In the three main settings everybody takes part; where the line is slow, of those that
 # send everything only torch's own.
 TWO = ("--methods", "dense,spardl")
-SOME = ("--methods", "dense,topka,oktopk,spardl", "--peers", "all")
-EVERYBODY = ("--methods", "all", "--peers", "all")
+SOME = ("--methods", "dense,topka,oktopk,spardl", "--rivals", "all")
+EVERYBODY = ("--methods", "all", "--rivals", "all")
 SPARSE = ",".join(name for name in METHODS if name == "dense" or not sends_everything(name))
-ALL_SPARSE = ("--methods", SPARSE, "--peers", "all")
+ALL_SPARSE = ("--methods", SPARSE, "--rivals", "all")
 VGG16 = ("--model", "vgg16")
 VGG19 = ("--model", "vgg19")
 
@@ -118,7 +118,7 @@ JOBS = (
             "resnet20,resnet50,bert-base",
             "--methods",
             "dense,spardl",
-            "--peers",
+            "--rivals",
             "fp16,powersgd-4",
             *turns(2),
         ),
@@ -177,7 +177,7 @@ JOBS = (
 )
 
 # For a look at whether everything works: the same jobs on little.
-LITTLE = {
+QUICK_SIZES = {
     "vgg16": "resnet20",
     "vgg19": "resnet20",
     "1e4,1e5,1e6,1e7,3e7": "1e4,1e5",
@@ -187,7 +187,7 @@ LITTLE = {
     "1e6": "1e5",
     "5e7": "1e4",
 }
-FEW = {
+QUICK_OPTIONS = {
     "bench": ("--repetitions", "2", "--warmup", "1"),
     "benchmarks.latency": ("--turns", "3"),
     "benchmarks.kernels": ("--repetitions", "3"),
@@ -228,8 +228,8 @@ def chosen(names: str | None) -> list[Job]:
 
 
 def quick(job: Job) -> Job:
-    words = tuple(LITTLE.get(word, word) for word in job.program)
-    few = next((options for name, options in FEW.items() if name in words), ())
+    words = tuple(QUICK_SIZES.get(word, word) for word in job.program)
+    few = next((options for name, options in QUICK_OPTIONS.items() if name in words), ())
     return replace(job, program=(*words, *few), expected_s=20)
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import endtoend, kernels
+from spardl.bench.match import RIVALS, sends_everything
 from spardl.cli.output import as_bytes, as_rate, as_seconds
-from spardl.train.match import PEERS, sends_everything
 
 Record = dict[str, Any]
 
@@ -89,14 +89,14 @@ def _against_others(results: Results) -> Iterator[Target]:
             continue
         found = _by_method(results.records[name])
         ours = found["spardl"]
-        rivals = [each for method, each in found.items() if method not in ("spardl", *PEERS)]
-        best = min((each for each in rivals if not sends_everything(each["method"])), key=lambda each: each["median_s"])
+        others = [each for method, each in found.items() if method not in ("spardl", *RIVALS)]
+        best = min((each for each in others if not sends_everything(each["method"])), key=lambda each: each["median_s"])
         text = f"{where}: as fast as the best other method of ours ({best['method']})"
         yield _faster("2", f"{name}/ours", text, ours, best, 1.0)
         text = f"{where}: {AGAINST_HANDWRITTEN:g}x faster than the hand-written topk + all_gather"
         yield _faster("2", f"{name}/handwritten", text, ours, found["handwritten-topk"], AGAINST_HANDWRITTEN)
-        for peer, title in (("powersgd-4", "PowerSGD (rank 4)"), ("fp16", "fp16")):
-            yield _faster("2", f"{name}/{peer}", f"{where}: faster than {title}", ours, found[peer], 1.0)
+        for rival, title in (("powersgd-4", "PowerSGD (rank 4)"), ("fp16", "fp16")):
+            yield _faster("2", f"{name}/{rival}", f"{where}: faster than {title}", ours, found[rival], 1.0)
 
 
 def _kernels(results: Results) -> Iterator[Target]:

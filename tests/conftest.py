@@ -3,8 +3,14 @@
 import os
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+
 # Tests run side by side, and most of them start processes of their own: a thread each is enough.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says something about the machine and nothing about what is tested.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_make_parametrize_id(config: Any, val: object, argname: str) -> str | None:

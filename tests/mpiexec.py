@@ -35,9 +35,10 @@ def on_mpi(workers: int, function: Callable[..., Any], *arguments: Any, timeout:
     with tempfile.TemporaryDirectory() as folder:
         torch.save(arguments, Path(folder) / "arguments.pt")
         program = [sys.executable, __file__, function.__code__.co_filename, function.__name__, folder]
+        path = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
         done = subprocess.run(
             [str(MPIEXEC), "-n", str(workers), *program],
-            env=environment(OMP_NUM_THREADS=1, PYTHONPATH=TESTS),
+            env=environment(OMP_NUM_THREADS=1, PYTHONPATH=os.pathsep.join(path)),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

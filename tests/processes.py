@@ -96,3 +96,6 @@ def _import_once() -> None:
     seconds, for the compiler that it brings in."""
     importlib.import_module("torch._dynamo")
     kernels.for_device(torch.device("cpu"))
+    kernels.load(
+        "spardl.transport.direct.exchange"
+    )  # compiling takes longer than some tests let ranks wait for each other

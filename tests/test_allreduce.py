@@ -69,14 +69,16 @@ def misused(rank: int, workers: int) -> dict[str, str]:
         "integers": (torch.ones(10, dtype=torch.int64), {}),
         "unknown": (torch.ones(10), {"densty": 0.1}),
         "teams": (torch.ones(10), {"teams": 5}),
+        "clipping": (torch.ones(10), {"clip_norm": 1.0}),
+        "type": (torch.ones(1000, dtype=torch.float64), {"name": "known"}),
     }
     for name, (tensor, options) in cases.items():
         with pytest.raises(spardl.ConfigError) as caught:
             spardl.all_reduce(tensor, **{"name": name, **options})
         found[name] = str(caught.value)
-    with pytest.raises(spardl.ConfigError) as caught:
+    with pytest.raises(spardl.StateError) as unknown:
         stats_of("never")
-    found["never"] = str(caught.value)
+    found["never"] = str(unknown.value)
     with pytest.raises(spardl.ConfigMismatch) as mismatch:
         spardl.all_reduce(torch.ones(10 + rank), name="lengths", timeout=20)
     found["mismatch"] = str(mismatch.value)
@@ -86,12 +88,14 @@ def misused(rank: int, workers: int) -> dict[str, str]:
 def test_misuse_gets_a_sentence() -> None:
     """Another length under a name, other settings, strided or integer tensors, and ranks that differ are refused."""
     expected = {
-        "length": "'known' was first synchronised with 1000 elements, now with 999; use another name",
-        "settings": "'known' was first synchronised with other settings; forget it first",
+        "length": "'known' was first synchronised with 1000 elements of torch.float32, now with 999 of",
+        "settings": "'known' was first synchronised with other settings; call spardl.forget('known') first",
         "strided": "all_reduce works in place on contiguous tensors; call .contiguous() first.",
         "integers": "all_reduce averages floating-point tensors, not torch.int64",
         "unknown": "there is no setting 'densty'. Did you mean density?",
         "teams": "2 workers cannot form 5 equal teams",
+        "clipping": "clip_norm is about the gradients of a model, and this is one vector; leave it out.",
+        "type": "'known' was first synchronised with 1000 elements of torch.float32, now with 1000 of torch.float64",
         "never": "nothing was synchronised under the name 'never' yet.",
         "mismatch": "ranks 0 and 1 differ in this all_reduce: elements is 10 on rank 0 and 11 on rank 1",
     }

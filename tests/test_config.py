@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.config import METHODS, DensitySchedule, SyncConfig, check_teams, is_power_of_two
+from spardl.choices import is_power_of_two
+from spardl.collectives.methods.registry import METHODS, method_class, register
+from spardl.config import SyncConfig, configure, options_of
+from spardl.density import DensitySchedule
 from spardl.errors import ConfigError, SparDLError
 
 
@@ -37,7 +40,7 @@ def test_any_share_is_a_density(density):
         ("method", "ok", "Did you mean oktopk?"),
         ("method", "nothing like it", "`spardl methods` lists them"),
         ("method", None, "Choose from dense"),
-        ("gather", "x", "Choose from auto, r, b."),
+        ("gather", "x", "Choose from auto, recursive, bruck, r, b."),
         ("blocks", "interleave", "Did you mean interleaved?"),
         ("residuals", "cary", "Did you mean carry?"),
         ("values", "fp8", "Choose from fp32, bf16, fp16, int8."),
@@ -50,9 +53,9 @@ def test_any_share_is_a_density(density):
         ("teams", -2, 'give 1 or more, or teams="auto"'),
         ("teams", 1.5, 'give 1 or more, or teams="auto"'),
         ("teams", "two", 'give 1 or more, or teams="auto"'),
-        ("local_clip", 0, "give a positive norm or None"),
-        ("local_clip", -1.0, "give a positive norm or None"),
-        ("local_clip", math.nan, "give a positive norm or None"),
+        ("clip_norm", 0, "give a positive norm or None"),
+        ("clip_norm", -1.0, "give a positive norm or None"),
+        ("clip_norm", math.nan, "give a positive norm or None"),
         ("timeout", 0, "give a number of seconds above 0"),
         ("timeout", -5, "give a number of seconds above 0"),
         ("timeout", math.nan, "give a number of seconds above 0"),
@@ -61,7 +64,7 @@ def test_any_share_is_a_density(density):
         ("timeout", None, "give a number of seconds"),
         ("groups", None, "give 1 or more"),
         ("groups", 1.5, "give 1 or more"),
-        ("local_clip", "x", "give a positive norm"),
+        ("clip_norm", "x", "give a positive norm"),
         ("dense_below", -1, "give 0 or more"),
         ("dense_below", "x", "give 0 or more"),
     ],
@@ -78,30 +81,95 @@ def test_a_bad_setting_is_told_what_to_do(setting, given_value, advice):
 
 def test_teams_that_do_not_divide_the_workers_are_told_which_do():
     with pytest.raises(ConfigError) as caught:
-        SyncConfig(teams=4).resolved_teams(6)
+        SyncConfig(teams=4).check_for(6)
     assert str(caught.value) == (
         '6 workers cannot form 4 equal teams; choose teams from 1, 2, 3, 6 or leave it to teams="auto".'
     )
     with pytest.raises(ConfigError, match="choose teams from 1, 7 or"):
-        check_teams(7, 14, "auto")
+        SyncConfig(teams=14).check_for(7)
 
 
 def test_recursive_gathering_needs_a_power_of_two():
-    with pytest.raises(ConfigError, match=r'not 3; use gather="b" or gather="auto"'):
-        SyncConfig(teams=3, gather="r").resolved_gather(6)
-    assert SyncConfig(teams=3, gather="b").resolved_gather(6) == "b"
-    assert SyncConfig(teams=4, gather="r").resolved_gather(8) == "r"
+    with pytest.raises(ConfigError, match=r'not 3; use gather="bruck" or gather="auto"'):
+        SyncConfig(teams=3, gather="r").check_for(6)
+    assert SyncConfig(teams=3, gather="b").options.gather_of(6) == "bruck"
+    assert SyncConfig(teams=4, gather="r").options.gather_of(8) == "recursive"
 
 
 @pytest.mark.parametrize("workers", range(1, 18))
 def test_auto_is_two_teams_for_even_counts_and_always_works(workers):
-    config = SyncConfig()
-    assert config.resolved_teams(workers) == (2 if workers % 2 == 0 else 1)
-    assert config.resolved_gather(workers) == "r"
+    options = SyncConfig().options
+    assert options.teams_of(workers) == (2 if workers % 2 == 0 else 1)
+    assert options.gather_of(workers) == "recursive"
     for teams in (d for d in range(1, workers + 1) if workers % d == 0):
         chosen = SyncConfig(teams=teams)
-        assert chosen.resolved_teams(workers) == teams
-        assert chosen.resolved_gather(workers) == ("r" if teams in (1, 2, 4, 8, 16) else "b")
+        chosen.check_for(workers)
+        assert chosen.options.teams_of(workers) == teams
+        assert chosen.options.gather_of(workers) == ("recursive" if teams in (1, 2, 4, 8, 16) else "bruck")
+
+
+# --- options of methods ------------------------------------------------------------------------------------------
+
+
+def test_an_option_that_the_method_does_not_have_is_refused_by_name():
+    """And it is said whose it is; a method without teams is not refused for the teams that it would not use."""
+    with pytest.raises(ConfigError, match=r"^topka has no option 'teams', which is spardl's; leave it out"):
+        SyncConfig(method="topka", teams=3, threshold="published")
+    with pytest.raises(ConfigError, match="'threshold', which is exdyna or micro's"):
+        SyncConfig(threshold="published")
+    with pytest.raises(ConfigError, match=r"there is no setting 'teems'\. Did you mean teams\?"):
+        SyncConfig(teems=3)
+    SyncConfig(method="topka").check_for(4)
+
+
+def test_options_may_be_given_as_an_object_or_by_name():
+    kind = method_class("spardl").Options
+    assert SyncConfig(options=kind(teams=2)) == SyncConfig(teams=2)
+    assert SyncConfig(options=kind(teams=2), gather="b").options == kind(teams=2, gather="bruck")
+    with pytest.raises(ConfigError, match="are not the options of topka"):
+        SyncConfig(method="topka", options=kind(teams=2))
+
+
+def test_settings_can_be_changed_and_methods_keep_the_options_that_both_have():
+    config = SyncConfig(density=0.02, teams=2, blocks="contiguous")
+    assert dataclasses.replace(config, teams=4).options.teams == 4
+    assert dataclasses.replace(config, density=0.5).options.teams == 2
+    other = config.with_method("topkdsa")
+    assert (other.method, other.density, vars(other.options)) == ("topkdsa", 0.02, {"blocks": "contiguous"})
+    assert configure(config, {"method": "topka", "values": "fp32"}) == SyncConfig(
+        method="topka", density=0.02, values="fp32"
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_options_of_every_method_are_declared_with_a_text(method):
+    """The command line, the documents and the errors read what `setting` declares, and nothing else."""
+    for name, field in options_of(method).items():
+        assert field.metadata["text"], name
+        assert field.metadata["choices"] or field.metadata["check"], name
+
+
+def test_a_method_from_elsewhere_can_be_registered_once():
+    try:
+        register("mine", "spardl.collectives.methods.topka:TopkA")
+        assert SyncConfig(method="mine").method == "mine"
+        with pytest.raises(ConfigError, match="there is a method 'mine' already"):
+            register("mine", "somewhere:Else")
+    finally:
+        del METHODS["mine"]
+        method_class.cache_clear()
+
+
+def test_a_method_that_cannot_be_loaded_is_named():
+    try:
+        register("broken", "spardl.nowhere:Nothing")
+        with pytest.raises(
+            ConfigError, match=r"'broken' is registered as spardl.nowhere:Nothing, which cannot be loaded"
+        ):
+            SyncConfig(method="broken")
+    finally:
+        del METHODS["broken"]
+        method_class.cache_clear()
 
 
 def test_powers_of_two():
@@ -112,8 +180,9 @@ def test_settings_are_plain_data_and_do_not_change():
     """They are compared between ranks as JSON."""
     config = SyncConfig(density=DensitySchedule(0.01, 0.25, steps=50))
     again = json.loads(json.dumps(config.to_dict()))
-    assert again["density"] == {"target": 0.01, "start": 0.25, "steps": 50, "dense_steps": 0}
-    assert set(again) == {field.name for field in dataclasses.fields(SyncConfig)}
+    assert again["density"] == {"target": 0.01, "start": 0.25, "steps": 50, "dense_steps": 0, "settled": None}
+    fields = {field.name for field in dataclasses.fields(SyncConfig)} - {"options"}
+    assert set(again) == fields | {"teams", "gather", "selection", "blocks"}
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.method = "dense"
 
@@ -134,6 +203,13 @@ def test_a_schedule_is_dense_then_falls_geometrically_to_its_target():
     assert schedule.at(10**9) == 0.01
     config = SyncConfig(density=schedule)
     assert [config.density_at(step) for step in (0, 2, 6)] == pytest.approx([1.0, 0.25, 0.01])
+
+
+def test_a_group_may_settle_at_a_density_of_its_own():
+    """No less is sent while the schedule is on its way down."""
+    schedule = DensitySchedule(target=0.01, start=0.25, steps=4).settling_at(0.05)
+    assert [schedule.at(step) for step in (0, 3, 4, 99)] == pytest.approx([0.25, 0.05, 0.05, 0.05])
+    assert (schedule.final, DensitySchedule(0.01).final) == (0.05, 0.01)
 
 
 def test_a_schedule_without_steps_is_its_target_at_once():

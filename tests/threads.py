@@ -1,9 +1,9 @@
 """A transport between threads of one process, for synchronizers of several ranks without processes or sockets."""
 
+import itertools
 import queue
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from spardl.collectives.program import AllReduce, Operation
 from spardl.metrics import Traffic
+from spardl.transport.base import use_the_time
 
-PATIENCE = 5
+PATIENCE = 60  # seconds, for what would otherwise hang
 
 
 class Board:
@@ -22,8 +23,12 @@ class Board:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.mail: dict[tuple[int, int], queue.SimpleQueue[Tensor]] = defaultdict(queue.SimpleQueue)
+        # All of them at once: two threads that look up a missing one at the same time would each make their own.
+        self.mail: dict[tuple[int, int], queue.SimpleQueue[Tensor]] = {
+            pair: queue.SimpleQueue() for pair in itertools.product(range(workers), repeat=2)
+        }
         self.table: list[Tensor] = [Tensor()] * workers
+        self.texts = [""] * workers
         self.barrier = threading.Barrier(workers)
 
 
@@ -31,6 +36,7 @@ class ThreadTransport:
     def __init__(self, board: Board, rank: int) -> None:
         self.rank = rank
         self.workers = board.workers
+        self.device = torch.device("cpu")
         self.traffic = Traffic()
         self._board = board
 
@@ -38,17 +44,28 @@ class ThreadTransport:
         started = time.perf_counter()
         if isinstance(operation, AllReduce):
             return self._all_reduce(operation.tensor)
-        for peer, frame in operation.send:
+        for peer, frame, _ in operation.send:
             self._board.mail[self.rank, peer].put(torch.as_tensor(frame).clone())
+        use_the_time(operation)
         arrived = [self._board.mail[peer, self.rank].get(timeout=PATIENCE) for peer, _ in operation.receive]
         self.traffic.count(
             rounds=1,
             messages=len(operation.send),
-            sent=sum(len(frame) for _, frame in operation.send),
+            sent=sum(len(frame) for _, frame, _ in operation.send),
             received=sum(map(len, arrived)),
             seconds=time.perf_counter() - started,
         )
         return arrived
+
+    def gather_texts(self, text: str) -> list[str]:
+        self._board.texts[self.rank] = text
+        self._board.barrier.wait(PATIENCE)
+        texts = list(self._board.texts)
+        self._board.barrier.wait(PATIENCE)
+        return texts
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
     def _all_reduce(self, tensor: Tensor) -> None:
         self._board.table[self.rank] = tensor.clone()

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from spardl import SyncHandle
-from spardl.integrations.momentum import in_memory_order
+from spardl.integrations.optim.momentum import in_memory_order
 
 # Small groups are to be sparse here, and values exact; tests that want the defaults say so.
 EXACT: dict[str, Any] = {"dense_below": 0, "values": "fp32", "timeout": 30}
@@ -70,6 +70,7 @@ def lost_in_a_step(model: DistributedDataParallel, sync: SyncHandle, loss: Calla
     before = residuals_of(sync)
     model.zero_grad()
     loss(model).backward()
+    SGD(named.values(), lr=0.0).step()  # the gradients are used
     after = residuals_of(sync)
     worst = 0.0
     for (name, parameter), gradient in zip(named.items(), gradients, strict=True):

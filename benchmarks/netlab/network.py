@@ -3,7 +3,9 @@
 import re
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
+NAMES = Path("/run/netns")  # where ip(8) keeps network namespaces by name
 PREFIX = "10.77.0"
 INTERFACE = "e0"
 SWITCH = "switch"
@@ -42,7 +44,8 @@ def name(host: int) -> str:
 
 def build(links: list[Link]) -> None:
     """Make the hosts in this process's own network namespace, whose end is theirs."""
-    _run("mount", "-t", "tmpfs", "none", "/run/netns")
+    NAMES.mkdir(parents=True, exist_ok=True)  # ip(8) makes it with the first host, too late for a mount
+    _run("mount", "-t", "tmpfs", "none", str(NAMES))
     _run("ip", "link", "add", SWITCH, "type", "bridge")
     _run("ip", "link", "set", SWITCH, "up")
     for host, link in enumerate(links):
@@ -86,7 +89,7 @@ def _burst(rate: str | None) -> int:
 
 
 def bytes_per_second(rate: str) -> float:
-    """Of a rate as tc(8) writes it; bps are bytes there."""
+    """The bytes per second of a rate as tc(8) writes it; bps are bytes there."""
     number, unit, kind = RATE.fullmatch(rate).groups()  # type: ignore[union-attr]
     return float(number) * UNITS[unit] / (8 if kind == "bit" else 1)
 

@@ -7,44 +7,75 @@ sync = spardl.attach(model, optimizer=optimizer, density=0.01)
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from spardl.config import DensitySchedule, SyncConfig
-from spardl.errors import ConfigError, ConfigMismatch, PeerError, ProtocolError, SparDLError, SparDLWarning
+from spardl.collectives.methods.registry import method_names as methods
+from spardl.collectives.methods.registry import register as register_method
+from spardl.config import SyncConfig
+from spardl.density import DensitySchedule
+from spardl.errors import (
+    AbsentPeer,
+    CheckpointError,
+    ConfigError,
+    ConfigMismatch,
+    DataError,
+    PeerError,
+    ProtocolError,
+    SparDLError,
+    SparDLWarning,
+    StateError,
+    Stopped,
+)
 from spardl.version import __version__
 
 if TYPE_CHECKING:
-    from spardl.allreduce import all_reduce
-    from spardl.integrations.adam import LocalAdam
-    from spardl.integrations.ddp import SparDLState, SyncHandle, attach, spardl_hook
-    from spardl.simulation import simulate
+    from spardl.allreduce import all_reduce, forget, stats_of
+    from spardl.integrations.attach import attach
+    from spardl.integrations.ddp import SparDLState, spardl_hook
+    from spardl.integrations.handle import SyncHandle
+    from spardl.integrations.optim.adam import LocalAdam
+    from spardl.simulator.cluster import simulate
+    from spardl.sync.session import Session
 
 # Importing torch takes seconds; a name that needs it brings it in when it is first used.
 _LAZY = {
     "all_reduce": "spardl.allreduce",
-    "attach": "spardl.integrations.ddp",
-    "LocalAdam": "spardl.integrations.adam",
+    "attach": "spardl.integrations.attach",
+    "forget": "spardl.allreduce",
+    "LocalAdam": "spardl.integrations.optim.adam",
+    "Session": "spardl.sync.session",
     "SparDLState": "spardl.integrations.ddp",
     "spardl_hook": "spardl.integrations.ddp",
-    "SyncHandle": "spardl.integrations.ddp",
-    "simulate": "spardl.simulation",
+    "stats_of": "spardl.allreduce",
+    "SyncHandle": "spardl.integrations.handle",
+    "simulate": "spardl.simulator.cluster",
 }
 
 __all__ = [
+    "AbsentPeer",
+    "CheckpointError",
     "ConfigError",
     "ConfigMismatch",
+    "DataError",
     "DensitySchedule",
     "LocalAdam",
     "PeerError",
     "ProtocolError",
+    "Session",
     "SparDLError",
     "SparDLState",
     "SparDLWarning",
+    "StateError",
+    "Stopped",
     "SyncConfig",
     "SyncHandle",
     "__version__",
     "all_reduce",
     "attach",
+    "forget",
+    "methods",
+    "register_method",
     "simulate",
     "spardl_hook",
+    "stats_of",
 ]
 
 
@@ -52,3 +83,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'spardl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

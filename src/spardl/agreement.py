@@ -1,4 +1,4 @@
-"""All ranks with the same settings and the same model, checked before anything is sent."""
+"""What ranks tell each other beside gradients, and that they agree before anything is sent."""
 
 import hashlib
 import json
@@ -8,8 +8,15 @@ from typing import Any
 from spardl.errors import ConfigMismatch
 from spardl.version import __version__
 
+Gather = Callable[[str], list[str]]  # every rank's text, in rank order; collective
 
-def check_agreement(facts: dict[str, Any], gather: Callable[[str], list[str]], what: str) -> None:
+
+def gather_values(gather: Gather, value: Any) -> list[Any]:
+    """Every rank's value, in rank order: whatever JSON can write, and nothing that runs. Collective."""
+    return [json.loads(text) for text in gather(json.dumps(value))]
+
+
+def check_agreement(facts: dict[str, Any], gather: Gather, what: str) -> None:
     """Raise `ConfigMismatch` on all ranks, naming two that differ, and in what. Collective.
 
     `gather` gives every rank's text. The facts travel only if their fingerprints differ.

@@ -1,4 +1,8 @@
-"""Sparse all-reduce of one flat tensor, without DDP."""
+"""Sparse all-reduce of one flat tensor, without DDP: sugar on sessions that are kept from call to call.
+
+All names that are synchronised between the same ranks, by the same transport and on the same device, share one session,
+and with it one mesh of connections.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,80 +11,134 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spardl.agreement import check_agreement
-from spardl.config import SyncConfig, configure
-from spardl.errors import ConfigError
-from spardl.kernels.crew import crew_of_rank
+from spardl.config import SyncConfig, configure_vector
+from spardl.errors import ConfigError, StateError
 from spardl.metrics import GroupStats
-from spardl.sync import Member, Part, Synchronizer
-from spardl.transport.choice import transport_named
-from spardl.transport.torchdist import Group
+from spardl.sync.plan import Member, plan_group
+from spardl.sync.session import Session
+from spardl.transport.torchdist import Group, member_ranks
+
+Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """One name's synchronizer, and the process group in whose lifetime it was made."""
+    """One name's session and settings, and the process group in whose lifetime it was made."""
 
-    sync: Synchronizer
+    session: Session
+    config: SyncConfig
+    ranks: tuple[int, ...]
+    elements: int
+    dtype: str
     world: object
 
 
+_sessions: dict[Key, Session] = {}
 _kept: dict[str, _Kept] = {}
 
 
 def all_reduce(
     tensor: Tensor, *, name: str = "default", group: Group = None, config: SyncConfig | None = None, **settings: Any
 ) -> Tensor:
-    """Average `tensor` over all ranks, in place, sending only its largest entries. Collective; returns `tensor`.
+    """Average `tensor` over all ranks, in place, sending only its largest entries. Collective.
 
     What is not sent now is kept under `name` and joins the next call with that name, so use one name for each vector
-    that you synchronise again and again. The first call with a name fixes its length, group and settings, until
+    that you synchronise again and again. The first call with a name fixes its length, type, group and settings, until
     `forget` or the end of the process group. A value that is not finite on any rank makes all of them NaN everywhere.
+
+    Args:
+        tensor: contiguous, floating-point.
+        name: of this vector, the same on all ranks.
+        group: the ranks that take part; default: all.
+        config: settings as one object.
+        settings: fields of `SyncConfig` and options of the method, instead of or on top of `config`.
+
+    Returns:
+        The tensor itself.
+
+    Raises:
+        ConfigError: a tensor or settings that cannot work, or others than in the first call with this name.
+        ConfigMismatch: two ranks differ in length, type or settings.
+        PeerError: a rank is gone or silent.
     """
     if not tensor.is_contiguous():
         raise ConfigError("all_reduce works in place on contiguous tensors; call .contiguous() first.")
     if not tensor.is_floating_point():
         raise ConfigError(f"all_reduce averages floating-point tensors, not {tensor.dtype}; convert it first.")
-    sync = _find(name)
-    if sync is None:
-        sync = _make(tensor, name, group, configure(config, settings))
-    elif (settings or config not in (None, sync.config)) and configure(config, settings) != sync.config:
-        raise ConfigError(f"{name!r} was first synchronised with other settings; forget it first, or use another name.")
-    (only,) = sync.groups
-    if only.stats.elements != tensor.numel():
-        raise ConfigError(
-            f"{name!r} was first synchronised with {only.stats.elements} elements, now with {tensor.numel()};"
-            " use another name for another vector."
-        )
-    sync.begin()
-    sync.synchronize(only, [Part(name, tensor.detach().view(-1))])
-    sync.finish()
+    kept = _find(name)
+    if kept is None:
+        kept = _kept[name] = _begin(tensor, name, group, configure_vector(config, settings))
+    else:
+        _check(kept, tensor, name, group, config, settings)
+    kept.session.reduce(name, tensor.detach().view(-1))
     return tensor
 
 
 def stats_of(name: str = "default") -> GroupStats:
-    """What the calls with this name have cost on this rank so far."""
-    sync = _find(name)
-    if sync is None:
-        raise ConfigError(f"nothing was synchronised under the name {name!r} yet.")
-    return sync.stats().total
+    """What the calls with this name have cost on this rank so far.
+
+    Raises:
+        StateError: there were none.
+    """
+    kept = _find(name)
+    if kept is None:
+        raise StateError(f"nothing was synchronised under the name {name!r} yet.")
+    return next(stats for stats in kept.session.stats().groups if stats.name == name)
 
 
 def forget(name: str = "default") -> None:
-    """Drop what is kept under this name."""
-    _kept.pop(name, None)
+    """Drop what is kept under this name, its residual included. The next call with it may have another length."""
+    kept = _kept.pop(name, None)
+    if kept is not None:
+        kept.session.exclude(name)
 
 
-def _find(name: str) -> Synchronizer | None:
+def _find(name: str) -> _Kept | None:
     kept = _kept.get(name)
-    return kept.sync if kept is not None and kept.world is dist.group.WORLD else None
+    return kept if kept is not None and kept.world is dist.group.WORLD else None
 
 
-def _make(tensor: Tensor, name: str, group: Group, config: SyncConfig) -> Synchronizer:
-    transport = transport_named(config.transport, group, timeout=config.timeout, device=tensor.device)
-    config.resolved_gather(transport.workers)  # teams that cannot work are refused here
+def _begin(tensor: Tensor, name: str, group: Group, config: SyncConfig) -> _Kept:
+    """A group of its own for this name, in the session that it shares with others. Collective."""
+    session = _session(tensor, group, config)
+    workers = session.transport.workers
+    config.check_for(workers)
     facts = {**config.to_dict(), "name": name, "elements": tensor.numel(), "dtype": str(tensor.dtype)}
-    check_agreement(facts, transport.gather_texts, "this all_reduce")
-    sync = Synchronizer(config, transport, device=tensor.device, crew=crew_of_rank(transport.gather_texts))
-    sync.regroup([[Member(name, tensor.numel())]])
-    _kept[name] = _Kept(sync, dist.group.WORLD)
-    return sync
+    check_agreement(facts, session.transport.gather_texts, "this all_reduce")
+    session.include(plan_group(config, [Member(name, tensor.numel())], workers))
+    ranks = tuple(member_ranks(group))
+    return _Kept(session, config, ranks, tensor.numel(), str(tensor.dtype), dist.group.WORLD)
+
+
+def _session(tensor: Tensor, group: Group, config: SyncConfig) -> Session:
+    if not dist.is_initialized():
+        raise ConfigError("there is no process group; call torch.distributed.init_process_group first.")
+    for key in [key for key in _sessions if key[0] is not dist.group.WORLD]:
+        del _sessions[key]  # of a process group that has ended
+    key = (dist.group.WORLD, tuple(member_ranks(group)), config.transport, config.timeout, str(tensor.device))
+    if key not in _sessions or _sessions[key].worker.failure is not None:
+        _sessions[key] = Session.open(
+            [], config, process_group=group, device=tensor.device, commit="group", subject="this all_reduce"
+        )
+    return _sessions[key]
+
+
+def _check(
+    kept: _Kept, tensor: Tensor, name: str, group: Group, config: SyncConfig | None, settings: dict[str, Any]
+) -> None:
+    """Whether this call goes on with what the first one with this name began."""
+    if (settings or config is not None) and configure_vector(config, settings) != kept.config:
+        raise ConfigError(
+            f"{name!r} was first synchronised with other settings; call spardl.forget({name!r}) first, or use another"
+            " name."
+        )
+    if kept.elements != tensor.numel() or kept.dtype != str(tensor.dtype):
+        raise ConfigError(
+            f"{name!r} was first synchronised with {kept.elements} elements of {kept.dtype}, now with {tensor.numel()}"
+            f" of {tensor.dtype}; use another name for another vector."
+        )
+    if tuple(member_ranks(group)) != kept.ranks:
+        raise ConfigError(
+            f"{name!r} was first synchronised between ranks {list(kept.ranks)}, now between {member_ranks(group)}; use"
+            " another name for another group."
+        )

@@ -1,244 +1,275 @@
-"""Settings: what a user chooses, checked where it is chosen. No torch here, so the command line starts fast."""
+"""Settings: what a user chooses, checked where it is chosen. No torch here, so the command line starts fast.
+
+Settings that every method understands are fields of `SyncConfig`; each method has options of its own beside them
+(`Method.Options`). Both are given side by side, to `attach`, to `SyncConfig` and on the command line.
+"""
 
 import dataclasses
-import difflib
-import math
-import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from spardl.choices import check_choice, check_settings, is_count, is_number, setting
+from spardl.collectives.methods.registry import method_class, method_names
+from spardl.density import DensitySchedule, check_density
 from spardl.errors import ConfigError
+from spardl.memory.residuals import POLICIES
+from spardl.wire.format import VALUE_FORMATS
 
-Gather = Literal["auto", "r", "b"]
-Blocks = Literal["interleaved", "contiguous"]
-Residuals = Literal["carry", "return", "partial", "local"]
-Values = Literal["fp32", "bf16", "fp16", "int8"]
-Indices = Literal["rice", "raw"]
-Selection = Literal["lazy", "eager"]
-Rebalance = Literal["prefix", "neighbour"]
-Threshold = Literal["quantile", "published"]
-Transport = Literal["auto", "torch", "mpi"]
-
-LONGEST_TIMEOUT = 31 * 24 * 3600.0
+MAX_TIMEOUT = 31 * 24 * 3600.0
 
 MERGES = ("exact", "omgs", "mgwfbp", "layer", "single", "size:N")
+TRANSPORTS = ("auto", "torch", "mpi")
+INDICES = ("rice", "raw")
 
-# A method is one file plus one line here.
-METHODS: dict[str, str] = {
-    "dense": "spardl.collectives.dense:Dense",
-    "dense-ring": "spardl.collectives.dense:DenseRing",
-    "dense-rhd": "spardl.collectives.dense:DenseHalvingDoubling",
-    "topka": "spardl.collectives.topka:TopkA",
-    "topka2": "spardl.collectives.topka:TopkA2",
-    "topkdsa": "spardl.collectives.topkdsa:TopkDSA",
-    "gtopk": "spardl.collectives.gtopk:GTopk",
-    "oktopk": "spardl.collectives.oktopk:OkTopk",
-    "exdyna": "spardl.collectives.exdyna:ExDyna",
-    "micro": "spardl.collectives.exdyna:MiCRO",
-    "deft": "spardl.collectives.deft:Deft",
-    "spardl": "spardl.collectives.spardl:SparDL",
-}
+# What only a model's gradient knows: how its parameters are grouped, clipped and diagnosed.
+OF_A_MODEL = ("groups", "merge", "density_range", "diagnose_every", "clip_norm")
 
 
-@dataclass(frozen=True)
-class DensitySchedule:
-    """Density over steps: dense for `dense_steps`, then from `start` down to `target` geometrically over `steps`."""
-
-    target: float
-    start: float = 1.0
-    steps: int = 0
-    dense_steps: int = 0
-
-    def __post_init__(self) -> None:
-        check_density(self.target)
-        check_density(self.start)
-        for steps in (self.steps, self.dense_steps):
-            if not is_count(steps):
-                raise ConfigError(f"a density schedule cannot last {steps!r} steps; use a whole number from 0 on.")
-
-    def at(self, step: int) -> float:
-        """The density of step `step`, counted from 0."""
-        if step < self.dense_steps:
-            return 1.0
-        progress = (step - self.dense_steps) / self.steps if self.steps else 1.0
-        if progress >= 1.0:
-            return self.target
-        return float(self.start * (self.target / self.start) ** progress)
+def check_merge(name: str, given: object) -> None:
+    """Raise `ConfigError` unless this names a planner."""
+    if given is None:
+        return
+    kind, colon, number = str(given).partition(":")
+    if kind != "size":
+        check_choice(name, given, MERGES)
+    elif not (colon and number.isascii() and number.isdigit() and int(number)):
+        raise ConfigError(f"merge={given!r} names no size; give a number of elements, such as size:8192.")
 
 
-@dataclass(frozen=True, kw_only=True)
+def _check_density(name: str, given: Any) -> None:
+    if not isinstance(given, DensitySchedule):
+        check_density(given)
+
+
+def _check_groups(name: str, given: Any) -> None:
+    if isinstance(given, str):
+        check_choice("groups", given, ("model", "bucket"), hint="or give the largest number of elements")
+    elif not is_count(given, least=1):
+        raise ConfigError(f'groups of at most {given!r} elements hold nothing; give 1 or more, or groups="model".')
+
+
+def _check_range(name: str, given: Any) -> None:
+    if given is None:
+        return
+    floor, ceiling = given
+    check_density(floor)
+    check_density(ceiling)
+    if floor > ceiling:
+        raise ConfigError(f"density_range begins with {floor}, above its end {ceiling}; swap them.")
+
+
+def _check_every(name: str, given: Any) -> None:
+    if not is_count(given):
+        raise ConfigError(f"{name}={given!r} is not a number of steps; give 1 or more, or 0 for never.")
+
+
+def _check_elements(name: str, given: Any) -> None:
+    if not is_count(given):
+        raise ConfigError(f"{name}={given!r} is not a number of elements; give 0 or more.")
+
+
+def _check_norm(name: str, given: Any) -> None:
+    if given is not None and not (is_number(given) and given > 0):
+        raise ConfigError(f"{name}={given!r} leaves no gradient; give a positive norm or None.")
+
+
+def _check_timeout(name: str, given: Any) -> None:
+    if not (is_number(given) and 0 < given <= MAX_TIMEOUT):
+        raise ConfigError(f"timeout={given!r} is no time to wait; give a number of seconds above 0, at most a month.")
+
+
+def _groups(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+@dataclass(frozen=True, init=False, kw_only=True)
 class SyncConfig:
     """How gradients are synchronised. The same names are keywords of `attach` and options of every command.
 
-    method      a name that `spardl methods` lists
-    density     share of entries that a step may send, in (0, 1], or a `DensitySchedule`
-    teams       number of teams (SparDL): a divisor of the worker count, or "auto"
-    gather      how teams agree: "r" recursive doubling (a power of two), "b" Bruck (any count), or "auto"
-    blocks      "interleaved" (each block samples all layers) or "contiguous" (the paper)
-    residuals   what happens to entries that did not survive: "carry" stays where it was dropped, "return" goes back to
-                its owner (the paper); "partial" and "local" lose some, for ablation
-    values      format on the wire; the rounding error stays with the sender
-    indices     "rice" (close to entropy) or "raw" (int32, for comparison)
-    selection   "lazy" cuts a block once, before it is sent; "eager" before and after every addition
-    rebalance   how ExDyna moves its partitions: "prefix" shares, or between "neighbour"s as published
-    threshold   how ExDyna and MiCRO follow their target: "quantile" with trend, or the "published" rule
-    groups      "model", "bucket" (as DDP delivers), or the largest number of elements in a group
-    merge       let a planner choose the groups, after a few steps: "exact", "omgs", "mgwfbp", "size:N", "layer" or
-                "single"; exchanges then overlap with backward
-    density_range  with `merge`: the least and the largest density of a group, such as (0.001, 0.1), to choose for each
-                what backward can hide (LAGS), dense where that fits
-    delta_every measure every so many steps how much better than chance a group's selection is (costs a dense exchange)
-    dense_below groups with fewer elements than this go dense
-    local_clip  clip the norm of each worker's own gradient to this over sqrt(workers), before it is accumulated
-    transport   who moves the bytes: "auto" (connections of our own on a CPU, else torch), "torch" (torch.distributed)
-                or "mpi" (mpi4py)
-    timeout     seconds that any wait for a peer may take
+    Args:
+        settings: the fields below, and the options of the chosen method, such as `teams` of spardl; `spardl methods`
+            lists them.
+
+    Raises:
+        ConfigError: a setting that cannot work, or one that the chosen method does not have.
     """
 
-    method: str = "spardl"
-    density: float | DensitySchedule = 0.01
-    teams: int | Literal["auto"] = "auto"
-    gather: Gather = "auto"
-    blocks: Blocks = "interleaved"
-    residuals: Residuals = "carry"
-    values: Values = "bf16"
-    indices: Indices = "rice"
-    selection: Selection = "lazy"
-    rebalance: Rebalance = "prefix"
-    threshold: Threshold = "quantile"
-    groups: int | Literal["model", "bucket"] = "model"
-    merge: str | None = None
-    density_range: tuple[float, float] | None = None
-    delta_every: int = 0
-    dense_below: int = 1024
-    local_clip: float | None = None
-    transport: Transport = "auto"
-    timeout: float = 300.0
+    method: str = setting("spardl", "how gradients are exchanged: a name that `spardl methods` lists", metavar="NAME")
+    density: float | DensitySchedule = setting(
+        0.01,
+        "share of entries that a step may send: a number in (0, 1] or a `DensitySchedule`",
+        check=_check_density,
+        metavar="SHARE",
+    )
+    values: str = setting(
+        "bf16",
+        "format of values on the wire; the rounding error stays with the sender",
+        choices=[name for name, each in VALUE_FORMATS.items() if each.carries_values],
+    )
+    indices: str = setting("rice", "rice is close to entropy, raw sends int32, for comparison", choices=INDICES)
+    residuals: str = setting(
+        "carry",
+        "what did not survive stays where it was dropped (carry) or goes back to its owner (return, the paper's way);"
+        " partial and local lose some, for ablation",
+        choices=tuple(POLICIES),
+    )
+    groups: int | Literal["model", "bucket"] = setting(
+        "model",
+        "one exchange for the whole model, one per DDP bucket, or the largest number of elements in a group",
+        check=_check_groups,
+        parse=_groups,
+        metavar="GROUPS",
+    )
+    merge: str | None = setting(
+        None,
+        "let a planner choose the groups after a few steps, and overlap them with backward: exact, omgs, mgwfbp,"
+        " size:N, layer, single",
+        check=check_merge,
+        parse=str,
+        metavar="PLANNER",
+    )
+    density_range: tuple[float, float] | None = setting(
+        None,
+        "with merge: the least and the largest density of a group; each gets what backward can hide (LAGS)",
+        check=_check_range,
+        metavar="LOW:HIGH",
+    )
+    diagnose_every: int = setting(
+        0,
+        "steps between measurements of how much better than chance a group's selection is, each of which costs a dense"
+        " exchange; 0 is never",
+        check=_check_every,
+        metavar="STEPS",
+    )
+    dense_below: int = setting(
+        1024, "groups with fewer elements than this go dense", check=_check_elements, metavar="N"
+    )
+    clip_norm: float | None = setting(
+        None,
+        "clip gradients to this norm, as `clip_grad_norm_` would, but before the selection: each worker's own, over the"
+        " whole model, to sqrt(workers) times this",
+        check=_check_norm,
+        parse=float,
+        metavar="NORM",
+    )
+    transport: str = setting(
+        "auto",
+        "who moves the bytes: connections of our own on a CPU (auto), torch, or mpi",
+        choices=TRANSPORTS,
+    )
+    timeout: float = setting(
+        300.0, "seconds that any wait for a peer may take", check=_check_timeout, metavar="SECONDS"
+    )
+    options: Any = None  # the method's own
 
-    def __post_init__(self) -> None:
-        check_choice("method", self.method, tuple(METHODS), hint="`spardl methods` lists them")
-        if not isinstance(self.density, DensitySchedule):
-            check_density(self.density)
-        check_choice("gather", self.gather, get_args(Gather))
-        check_choice("blocks", self.blocks, get_args(Blocks))
-        check_choice("residuals", self.residuals, get_args(Residuals))
-        check_choice("values", self.values, get_args(Values))
-        check_choice("indices", self.indices, get_args(Indices))
-        check_choice("selection", self.selection, get_args(Selection))
-        check_choice("rebalance", self.rebalance, get_args(Rebalance))
-        check_choice("threshold", self.threshold, get_args(Threshold))
-        check_choice("transport", self.transport, get_args(Transport))
-        if isinstance(self.groups, str):
-            check_choice("groups", self.groups, ("model", "bucket"), hint="or give the largest number of elements")
-        elif not is_count(self.groups, least=1):
-            raise ConfigError(
-                f'groups of at most {self.groups!r} elements hold nothing; give 1 or more, or groups="model".'
-            )
-        self._check_merging()
-        if self.teams != "auto" and not is_count(self.teams, least=1):
-            raise ConfigError(f'teams={self.teams!r} is not a number of teams; give 1 or more, or teams="auto".')
-        if not is_count(self.dense_below):
-            raise ConfigError(f"dense_below={self.dense_below!r} is not a number of elements; give 0 or more.")
-        if self.local_clip is not None and not (is_number(self.local_clip) and self.local_clip > 0):
-            raise ConfigError(f"local_clip={self.local_clip!r} leaves no gradient; give a positive norm or None.")
-        if not (is_number(self.timeout) and 0 < self.timeout <= LONGEST_TIMEOUT):
-            raise ConfigError(
-                f"timeout={self.timeout!r} is no time to wait; give a number of seconds above 0, at most a month."
-            )
+    def __init__(self, **settings: Any) -> None:
+        common = {each.name: each.default for each in dataclasses.fields(self)}
+        given = {name: settings.pop(name) for name in list(settings) if name in common}
+        for name, value in (common | given).items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "options", _options(self.method, given.get("options"), settings))
+        self._check()
 
-    def _check_merging(self) -> None:
-        if self.merge is not None:
-            check_merge(self.merge)
-            if self.groups != "model":
-                raise ConfigError(
-                    f"give merge={self.merge!r} or groups={self.groups!r}, not both: merging makes groups."
-                )
-        if self.density_range is not None:
-            if self.merge is None:
-                raise ConfigError('density_range needs a plan to fit densities to; add merge="exact".')
-            floor, ceiling = self.density_range
-            check_density(floor)
-            check_density(ceiling)
-            if floor > ceiling:
-                raise ConfigError(f"density_range begins with {floor}, above its end {ceiling}; swap them.")
-        if not is_count(self.delta_every):
-            raise ConfigError(
-                f"delta_every={self.delta_every!r} is not a number of steps; give 1 or more, or 0 for never."
-            )
+    def _check(self) -> None:
+        check_settings(self)
+        if self.merge is not None and self.groups != "model":
+            raise ConfigError(f"give merge={self.merge!r} or groups={self.groups!r}, not both: merging makes groups.")
+        if self.density_range is not None and self.merge is None:
+            raise ConfigError('density_range needs a plan to fit densities to; add merge="exact".')
+
+    def with_method(self, method: str) -> "SyncConfig":
+        """Another method with these settings, and with those of the options that both methods have."""
+        known = {each.name for each in dataclasses.fields(method_class(method).Options)}
+        kept = {name: value for name, value in vars(self.options).items() if name in known}
+        return SyncConfig(**{**self._common(), "method": method, **kept})
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether everything is sent in every step."""
+        return method_class(self.method).about.dense
+
+    def teams_of(self, workers: int) -> int:
+        """How many teams so many workers form: one, for methods that have none."""
+        count = getattr(self.options, "teams_of", None)
+        return count(workers) if count is not None else 1
+
+    def check_for(self, workers: int) -> None:
+        """Raise `ConfigError` if these settings cannot work with so many workers."""
+        self.options.check_for(workers)
 
     def density_at(self, step: int) -> float:
-        return self.density.at(step) if isinstance(self.density, DensitySchedule) else float(self.density)
+        """The density of step `step`, counted from 0."""
+        return self.schedule.at(step)
 
-    def resolved_teams(self, workers: int) -> int:
-        """The number of teams for this worker count; "auto" is two for even counts (as cheap as one, a round less)."""
-        if self.teams == "auto":
-            return 2 if workers % 2 == 0 else 1
-        check_teams(workers, self.teams, self.gather)
-        return self.teams
-
-    def resolved_gather(self, workers: int) -> Literal["r", "b"]:
-        teams = self.resolved_teams(workers)
-        if self.gather == "auto":
-            return "r" if is_power_of_two(teams) else "b"
-        return self.gather
+    @property
+    def schedule(self) -> DensitySchedule:
+        """The density over steps."""
+        return DensitySchedule.of(self.density)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """All settings by name, the method's options beside the others, as plain values."""
+        common = {name: _plain(value) for name, value in self._common().items()}
+        return {**common, **dataclasses.asdict(self.options)}
+
+    def _common(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "options"}
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _options(method: str, options: Any, settings: Mapping[str, Any]) -> Any:
+    """The method's options: those given as an object, with these settings on top."""
+    kind = method_class(method).Options
+    if options is not None and type(options) is not kind:
+        raise ConfigError(
+            f"{type(options).__name__} are not the options of {method}; give {kind.__name__}, or the options by name."
+        )
+    known = [each.name for each in dataclasses.fields(kind)]
+    for name in settings:
+        if name not in known:
+            raise _unknown(name, method, known)
+    return dataclasses.replace(options, **settings) if options is not None else kind(**settings)
+
+
+def _unknown(name: str, method: str, known: list[str]) -> ConfigError:
+    """What to say of a setting that the method does not have: whose it is, or what was meant."""
+    owners = [other for other in method_names() if name in options_of(other)]
+    if owners:
+        return ConfigError(
+            f"{method} has no option {name!r}, which is {_listed(owners)}'s; leave it out, or choose that."
+        )
+    common = [each.name for each in dataclasses.fields(SyncConfig) if each.name != "options"]
+    try:
+        check_choice("setting", name, (*common, *known))
+    except ConfigError as error:
+        return error
+    return ConfigError(f"{method} has no option {name!r}.")
+
+
+def options_of(method: str) -> dict[str, "dataclasses.Field[Any]"]:
+    """The options of a method, by name."""
+    return {each.name: each for each in dataclasses.fields(method_class(method).Options)}
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def configure(config: SyncConfig | None, settings: dict[str, Any]) -> SyncConfig:
-    """`config`, or the defaults, with these settings on top."""
-    unknown = sorted(settings.keys() - SyncConfig.__dataclass_fields__.keys())
-    if unknown:
-        known = tuple(SyncConfig.__dataclass_fields__)
-        check_choice("setting", unknown[0], known)
-    config = config or SyncConfig()
+    """`config`, or the defaults, with these settings on top. Another method keeps the options that it knows."""
+    config = config or SyncConfig(**({"method": settings["method"]} if "method" in settings else {}))
+    if "method" in settings and settings["method"] != config.method:
+        config = config.with_method(settings["method"])
     return dataclasses.replace(config, **settings) if settings else config
 
 
-def check_density(density: float) -> None:
-    if not (is_number(density) and 0 < density <= 1):
-        raise ConfigError(f"density {density} is outside (0, 1]; 0.01 sends one entry in a hundred, 1 sends all.")
-
-
-def check_merge(name: str) -> None:
-    kind, colon, number = str(name).partition(":")
-    if kind != "size":
-        check_choice("merge", name, MERGES)
-    elif not (colon and number.isascii() and number.isdigit() and int(number)):
-        raise ConfigError(f"merge={name!r} names no size; give a number of elements, such as size:8192.")
-
-
-def check_teams(workers: int, teams: int, gather: str) -> None:
-    if workers % teams:
-        divisors = ", ".join(str(d) for d in range(1, workers + 1) if workers % d == 0)
-        raise ConfigError(
-            f"{workers} workers cannot form {teams} equal teams;"
-            f' choose teams from {divisors} or leave it to teams="auto".'
-        )
-    if gather == "r" and not is_power_of_two(teams):
-        raise ConfigError(f'gather="r" needs a power of two of teams, not {teams}; use gather="b" or gather="auto".')
-
-
-def check_choice(name: str, given: str, choices: Sequence[str], hint: str = "") -> None:
-    if given in choices:
-        return
-    begun = [choice for choice in choices if given and choice.startswith(str(given))]
-    near = begun or difflib.get_close_matches(str(given), choices, n=1)
-    guess = f" Did you mean {near[0]}?" if near else ""
-    listing = ", ".join(choices) + (f" ({hint})" if hint else "")
-    raise ConfigError(f"there is no {name} {given!r}.{guess} Choose from {listing}.")
-
-
-def is_number(given: object) -> bool:
-    """A finite real number of any kind, numpy's included."""
-    return isinstance(given, numbers.Real) and math.isfinite(given)
-
-
-def is_count(given: object, least: int = 0) -> bool:
-    return isinstance(given, numbers.Integral) and int(given) >= least
-
-
-def is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
+def configure_vector(config: SyncConfig | None, settings: dict[str, Any]) -> SyncConfig:
+    """`configure`, for one vector without a model: settings that only a model's gradient has a use for are refused."""
+    found = configure(config, settings)
+    for each in dataclasses.fields(SyncConfig):
+        if each.name in OF_A_MODEL and getattr(found, each.name) != each.default:
+            raise ConfigError(f"{each.name} is about the gradients of a model, and this is one vector; leave it out.")
+    return found

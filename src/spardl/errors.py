@@ -9,6 +9,25 @@ class ConfigError(SparDLError, ValueError):
     """A setting that cannot work, found before anything was sent."""
 
 
+class DataError(SparDLError, ValueError):
+    """A data set that is missing, damaged or not understood. The text names the file."""
+
+
+class CheckpointError(SparDLError):
+    """A checkpoint that is damaged, is of another run, or could not be written.
+
+    `writing` says that it could not be written; what lies on the disk is then the checkpoints before it.
+    """
+
+    def __init__(self, message: str, *, writing: bool = False) -> None:
+        super().__init__(message)
+        self.writing = writing
+
+
+class StateError(SparDLError):
+    """Something was called at the wrong time: on a transport that is closed, or in a step that is over."""
+
+
 class ConfigMismatch(SparDLError):
     """Two ranks were started with different settings or different models."""
 
@@ -31,6 +50,10 @@ class PeerError(SparDLError):
     def __init__(self, message: str, *, peer: int | None = None) -> None:
         super().__init__(message)
         self.peer = peer
+
+
+class AbsentPeer(PeerError):
+    """A rank never came to where the ranks of a run meet: it was not started, or waits at another address."""
 
 
 class Stopped(SparDLError):

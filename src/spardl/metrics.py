@@ -45,6 +45,7 @@ class Traffic:
             self.seconds_transferring += moved / self.best_rate if moved else 0.0
 
     def copy(self) -> "Traffic":
+        """A snapshot, to see later what was moved since."""
         return dataclasses.replace(self)
 
 
@@ -52,7 +53,8 @@ class Traffic:
 class GroupStats:
     """One group (or all of them together), cumulated over its steps on this rank.
 
-    `delta` is the last diagnosis of its selection: what it left behind, relative to chance.
+    `last_entries` are those of the last result. `delta` is the last diagnosis of its selection: what it left behind,
+    relative to chance.
     """
 
     name: str
@@ -65,6 +67,7 @@ class GroupStats:
     bytes_sent: int = 0
     entries_sent: int = 0
     entries: int = 0
+    last_entries: int = 0
     seconds_selecting: float = 0.0
     seconds_packing: float = 0.0
     seconds_waiting: float = 0.0
@@ -82,6 +85,7 @@ class GroupStats:
         return 8 * self.bytes_sent / self.entries_sent if self.entries_sent else 0.0
 
     def include(self, other: "GroupStats") -> None:
+        """Count what another group has done as well; steps are taken together."""
         for name in ("elements", "rounds", "messages", "bytes_sent", "entries_sent", "entries"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("seconds_selecting", "seconds_packing", "seconds_waiting", "seconds_transferring"):
@@ -102,21 +106,60 @@ class GroupStats:
         self.seconds_selecting += seconds - transport - packing
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
         return {**dataclasses.asdict(self), "density": self.density, "bits_per_entry": self.bits_per_entry}
 
 
 @dataclass(slots=True)
 class SyncStats:
-    """What `SyncHandle.stats()` returns: each group, and all together."""
+    """What `stats()` returns: each present group, and all together since the beginning.
+
+    `past` are groups that have been rearranged into the present ones: a group counts from when it was formed, the total
+    never goes back. `steps` and `skipped` are the session's own count.
+    """
 
     groups: list[GroupStats] = field(default_factory=list)
+    past: GroupStats | None = None
+    steps: int | None = None
+    skipped: int | None = None
 
     @property
     def total(self) -> GroupStats:
+        """All groups of all times as one."""
         total = GroupStats(name="total", elements=0, dense=all(group.dense for group in self.groups))
         for group in self.groups:
             total.include(group)
+        elements = total.elements
+        if self.past is not None:
+            total.include(self.past)
+        total.elements = elements
+        total.steps = total.steps if self.steps is None else self.steps
+        total.skipped = total.skipped if self.skipped is None else self.skipped
         return total
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
         return {"total": self.total.to_dict(), "groups": [group.to_dict() for group in self.groups]}
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """One synchronised step, for observers.
+
+    seconds  from its first gradient to its commit, on this rank
+    counted  false if some rank's gradient was not finite, so that the step was rolled back everywhere
+    entries  of the averaged result
+    """
+
+    step: int
+    seconds: float
+    counted: bool
+    groups: int
+    elements: int
+    entries: int
+    bytes_sent: int
+
+    @property
+    def density(self) -> float:
+        """Entries of the result over elements."""
+        return self.entries / self.elements if self.elements else 0.0

@@ -1,20 +1,28 @@
-"""Sparse vectors, several blocks at a time."""
+"""Sparse vectors, several blocks at a time.
+
+Methods build on these, and the command line lists methods before anything needs torch; so it is imported when it is
+used.
+"""
+
+from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-Ints = NDArray[np.int64]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-# What the kernels of a device compute on: numpy arrays on a CPU, tensors elsewhere. Where ranks share cores a round
-# begins with cold caches, and a call into torch then takes as long as a loop over ten thousand entries.
-Array = Any
+    from spardl.kernels.api import Array, Ints
+else:
+    Array, Ints = Any, NDArray[np.int64]
+
+__all__ = ["Array", "Ints", "SparseBlocks", "join", "parts", "split"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +39,22 @@ class SparseBlocks:
     amounts: Array
 
     @staticmethod
-    def empty(ids: Ints, device: torch.device) -> "SparseBlocks":
+    def empty(ids: Ints, device: torch.device) -> SparseBlocks:
+        import torch
+
         nothing = torch.empty(0, device=device)
         return SparseBlocks(ids, np.zeros(len(ids), np.int64), nothing.int(), nothing)
 
     @property
     def indices(self) -> Tensor:
+        import torch
+
         return torch.as_tensor(self.places)
 
     @property
     def values(self) -> Tensor:
+        import torch
+
         return torch.as_tensor(self.amounts)
 
     def __len__(self) -> int:
@@ -59,11 +73,15 @@ def split(entries: SparseBlocks) -> list[SparseBlocks]:
 
 
 def parts(values: Array, counts: Ints) -> list[Array]:
-    """Stretches of so many values each."""
+    """Stretches of `counts[i]` values each."""
     stops = itertools.accumulate(counts.tolist())
     return [values[stop - count : stop] for count, stop in zip(counts.tolist(), stops, strict=True)]
 
 
 def join(pieces: Sequence[Array]) -> Array:
-    """One after the other. All of one kind."""
-    return np.concatenate(pieces) if isinstance(pieces[0], np.ndarray) else torch.cat(list(pieces))
+    """All pieces, which are all numpy's or all torch's, one after the other."""
+    if isinstance(pieces[0], np.ndarray):
+        return np.concatenate(pieces)
+    import torch
+
+    return torch.cat([torch.as_tensor(piece) for piece in pieces])

@@ -87,7 +87,7 @@ def test_a_port_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], port
         (["bench", "--elements", ","], "names no size"),
         (["bench", "--elements", "1e6", "--model", "vgg16"], "not both"),
         (["bench", "--model", "vgg61"], "Did you mean vgg16?"),
-        (["bench", "--peers", "powersgd4"], "Did you mean powersgd-4?"),
+        (["bench", "--rivals", "powersgd4"], "Did you mean powersgd-4?"),
         (["bench", "--densities", ","], "names no density"),
         (["bench", "--densities", "0.1", "--density", "0.2"], "not both"),
         (["bench", "--values", "bf16,int4"], "no values 'int4'"),

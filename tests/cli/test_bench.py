@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from commands import environment, json_lines, spardl
+from spardl.bench.match import RIVALS
 from spardl.cli.bench import chosen_match, chosen_vectors
 from spardl.cli.charts import AXES, against, label, save_picture, stacked
 from spardl.cli.commands import parse
-from spardl.train.match import PEERS
 
 
 def match_of(*arguments: str) -> Any:
@@ -26,10 +26,10 @@ def test_methods_run_at_each_density_and_in_each_format() -> None:
     assert match.densities == [0.1, 0.01]
 
 
-def test_peers_are_named_or_all_or_none() -> None:
-    assert match_of().peers == []
-    assert match_of("--peers", "all").peers == list(PEERS)
-    assert match_of("--peers", "fp16,powersgd-4").peers == ["fp16", "powersgd-4"]
+def test_rivals_are_named_or_all_or_none() -> None:
+    assert match_of().rivals == []
+    assert match_of("--rivals", "all").rivals == list(RIVALS)
+    assert match_of("--rivals", "fp16,powersgd-4").rivals == ["fp16", "powersgd-4"]
 
 
 def test_network_facts_are_read_with_their_units() -> None:
@@ -48,7 +48,7 @@ def test_gradients_have_lengths_or_names() -> None:
 def test_a_sweep_gives_a_table_records_and_a_picture(tmp_path: Path) -> None:
     """One table per gradient, one record per gradient and contestant, one picture of all."""
     target, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    sweep = ("--elements", "5000,20000", "--peers", "fp16,handwritten-topk", "--methods", "dense,spardl")
+    sweep = ("--elements", "5000,20000", "--rivals", "fp16,handwritten-topk", "--methods", "dense,spardl")
     rest = ("--repetitions", 2, "--warmup", 1, "--rate", "1gbit", "--json", target, "--picture", picture)
     done = spardl("bench", "--workers", 2, *sweep, *rest, env=environment(COLUMNS=140))
     assert done.returncode == 0, done.stderr

@@ -17,8 +17,9 @@ from spardl.cli.commands import parse
 from spardl.cli.compare import chosen_entries, chosen_seeds, summarise
 from spardl.cli.curves import INK, OVER_BYTES, OVER_TIME, Curve, as_svg, points
 from spardl.cli.page import render
-from spardl.config import DensitySchedule, SyncConfig
-from spardl.train.report import Costs, EpochReport, TrainReport
+from spardl.config import SyncConfig
+from spardl.density import DensitySchedule
+from spardl.train.report import EpochReport, SyncCosts, TrainReport
 from spardl.train.settings import TrainSettings
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -38,7 +39,7 @@ def run_of(method: str, scores: list[float | None], *, seed: int = 0, **changes:
             lr=0.1,
             seconds=seconds,
             samples_per_second=100.0,
-            costs=Costs(rounds=20, bytes_sent=sent, entries_sent=1000, entries=500, places=10_000),
+            costs=SyncCosts(rounds=20, bytes_sent=sent, entries_sent=1000, entries=500, places=10_000),
         )
         for number, score in enumerate(scores, start=1)
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from commands import environment, json_lines, spardl, start
 from spardl.cli import execute
-from spardl.config import METHODS
+from spardl.collectives.methods.registry import METHODS
 from spardl.train.recipes import RECIPES
 
 BENCH_FIGURES = {

@@ -4,21 +4,21 @@ import numpy as np
 import pytest
 import torch
 
-from spardl.accumulator import Accumulator
-from spardl.blocks import BlockLayout
-from spardl.collectives.all_gather import bruck_all_gather
 from spardl.collectives.balance import join
-from spardl.collectives.memory import Memory
-from spardl.collectives.method import Place
-from spardl.collectives.oktopk import OkTopk
+from spardl.collectives.bruck import gather_blocks
+from spardl.collectives.method import Seat
+from spardl.collectives.methods.oktopk import OkTopk
+from spardl.collectives.price import Price
 from spardl.collectives.program import Team
 from spardl.collectives.reduce_scatter import schedule
+from spardl.collectives.snapshot import Snapshot
 from spardl.collectives.team_gather import TopController
-from spardl.config import SyncConfig
-from spardl.errors import ProtocolError
+from spardl.errors import ProtocolError, StateError
+from spardl.memory.layout import BlockLayout
+from spardl.simulator.driver import Driver
+from spardl.simulator.network import Network
 from spardl.sparse import SparseBlocks
-from spardl.transport.simulated import SimulatedNetwork
-from spardl.wire.frame import Codec
+from stores import Store
 
 
 @pytest.mark.parametrize("size", range(1, 65))
@@ -53,20 +53,20 @@ def test_the_schedule_of_six_workers_is_the_papers():
 def test_bruck_gathers_every_block_in_member_order(size):
     """Ceil(log2 m) rounds, m - 1 blocks sent by each."""
     layout = BlockLayout.contiguous(10 * size, size)
-    memories = [Memory(Accumulator(layout), Codec("fp32")) for _ in range(size)]
-    network = SimulatedNetwork(size)
+    frames = [Store(layout, values="fp32").memory.frames for _ in range(size)]
+    network = Driver(Network.switch(size))
 
     def program(p):
         indices = torch.tensor([p % 10], dtype=torch.int32)
         mine = SparseBlocks(np.array([p]), np.array([1]), indices, torch.tensor([float(p + 1)]))
         team, budgets = Team(tuple(range(size)), p), np.full(size, 2)
-        return bruck_all_gather(team, memories[p], memories[p].code(mine), np.arange(size), budgets)
+        return gather_blocks(team, frames[p], frames[p].code(mine), np.arange(size), budgets)
 
     for blocks in network.run([program(p) for p in range(size)]):
         assert [int(block.ids[0]) for block in blocks] == list(range(size))
         assert [float(block.decode().values[0]) for block in blocks] == [p + 1.0 for p in range(size)]
-    for memory, traffic in zip(memories, network.traffic, strict=True):
-        assert memory.entries_sent == size - 1
+    for each, traffic in zip(frames, network.traffic, strict=True):
+        assert each.account.entries == size - 1
         assert traffic.rounds == (size - 1).bit_length()
 
 
@@ -106,7 +106,13 @@ def test_the_controller_keeps_its_share_when_the_budget_changes():
     assert controller.size == 1000
     controller.begin(100)
     assert controller.size == 100
-    assert TopController(**controller.state_dict()) == controller
+    resumed = TopController(teams=4, length=100_000)
+    resumed.load_state_dict(Snapshot("SparDL", controller.state_dict()))
+    assert resumed == controller
+    for wrong in ({"size": 101}, {"budget": 100_001}, {"stride": float("nan")}, {"inertia": 1}):
+        with pytest.raises(StateError, match="cannot be SparDL's here"):
+            resumed.load_state_dict(Snapshot("SparDL", {**controller.state_dict(), **wrong}))
+    assert resumed == controller
 
 
 def test_a_budget_of_the_whole_block_is_offered_whole():
@@ -136,12 +142,19 @@ def test_slices_that_do_not_follow_each_other_are_refused(wrong):
 def test_boundaries_that_a_peer_makes_up_stay_within_the_vector(claimed):
     """Ok-Topk averages what all ranks want; a lie makes poor regions, and no others."""
     length = 90
-    memory = Memory(Accumulator(BlockLayout.contiguous(length, 1)), Codec("fp32"))
-    method = OkTopk(Place(0, 3, length, SyncConfig(method="oktopk")))
-    program = method._repartition(memory, SparseBlocks.empty(np.array([0]), torch.device("cpu")))
+    memory = Store(BlockLayout.contiguous(length, 1), values="fp32").memory
+    method = OkTopk(Seat(0, 3, length))
+    program = method._repartition(memory, memory.nothing(np.array([0])))
     operation = next(program)
     with pytest.raises(StopIteration):
         while True:
             ((_, size),) = operation.receive
             operation = program.send([torch.from_numpy(np.full(size // 4, claimed, np.int32).view(np.uint8))])
     assert (np.diff(method.bounds) >= 0).all() and method.bounds[0] == 0 and method.bounds[-1] == length
+
+
+def test_a_price_is_printed_and_computed_from_one_formula():
+    price = Price("2*k*(P-1)/P + ceil(log2(P/d))", "3*n")
+    assert str(price) == "2 k (P-1)/P + ceil(log2 P/d) to 3 n"
+    assert price.range(P=8, d=2, n=5, k=4) == (2 * 4 * 7 / 8 + 2, 15)
+    assert Price("ceil(log2(P))").range(P=1) == (0, 0)

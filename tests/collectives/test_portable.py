@@ -3,17 +3,17 @@
 import pytest
 import torch
 
+from clusters import Cluster
 from spardl import kernels
-from spardl.collectives.method import METHODS
+from spardl.collectives.methods.registry import METHODS
 from spardl.config import SyncConfig
-from spardl.kernels import portable
-from spardl.simulation import SimulatedCluster
+from spardl.kernels.torch import TorchKernels
 
 
 def steps(config: SyncConfig, workers: int) -> list[torch.Tensor]:
     """Results of a few steps, and the residuals after them."""
     generator = torch.Generator().manual_seed(5)
-    cluster = SimulatedCluster(workers, 1003, config)
+    cluster = Cluster(workers, 1003, config)
     found = []
     for _ in range(3):
         found += cluster.step([torch.randn(1003, generator=generator) ** 3 for _ in range(workers)])
@@ -23,7 +23,7 @@ def steps(config: SyncConfig, workers: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("values", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_portable_kernels_synchronise_alike(monkeypatch: pytest.MonkeyPatch, method: str, values: str) -> None:
-    config = SyncConfig(method=method, density=0.05, values=values)  # type: ignore[arg-type]
+    config = SyncConfig(method=method, density=0.05, values=values)
     expected = steps(config, 6)
-    monkeypatch.setattr(kernels, "for_device", lambda device: portable)
+    monkeypatch.setattr(kernels, "for_device", lambda device: TorchKernels())
     assert all(torch.equal(one, other) for one, other in zip(steps(config, 6), expected, strict=True))

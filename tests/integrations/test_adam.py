@@ -20,7 +20,7 @@ def beside_torch(rank: int, workers: int) -> dict[str, Tensor]:
     for name, kind in (("decoupled", AdamW), ("coupled", Adam)):
         theirs, ours = DistributedDataParallel(mlp()), DistributedDataParallel(mlp())
         train(theirs, kind(theirs.parameters(), **settings), range(5))
-        optimizer = spardl.LocalAdam(ours, decoupled=name == "decoupled", **settings)
+        optimizer = spardl.LocalAdam(ours.parameters(), decoupled=name == "decoupled", **settings)
         spardl.attach(ours, optimizer=optimizer, density=1.0)
         train(ours, optimizer, range(5))
         found[name] = (weights_of(ours) - weights_of(theirs)).abs().max()
@@ -41,7 +41,8 @@ def gradients(model: nn.Module) -> Tensor:
 
 def moments(rank: int, workers: int) -> dict[str, Any]:
     model = DistributedDataParallel(mlp())
-    optimizer = spardl.LocalAdam(model, lr=0.01)
+    optimizer = spardl.LocalAdam(model.parameters(), lr=0.01)
+    optimizer.bind(model, lambda _: False)
 
     def divided(step: int) -> Tensor:
         optimizer.zero_grad()
@@ -80,7 +81,8 @@ def test_moments_count_steps_that_were_taken() -> None:
 def noisy(rank: int, workers: int) -> float:
     """How long a first step is, of a weight whose gradient has another sign on each worker but is as large."""
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-    optimizer = spardl.LocalAdam(model, lr=1.0)
+    optimizer = spardl.LocalAdam(model.parameters(), lr=1.0)
+    optimizer.bind(model, lambda _: False)
     before = weights_of(model)
     model(torch.tensor([[1.0 if rank else 3.0]])).sum().backward()
     optimizer.step()
@@ -109,7 +111,7 @@ def distance(rank: int, workers: int, local: bool) -> tuple[float, Tensor]:
     """How far the weights are from 1 after 200 steps at 2 %, in the mean; it was 1 where they began."""
     model = DistributedDataParallel(Uneven())
     if local:
-        optimizer: torch.optim.Optimizer = spardl.LocalAdam(model, lr=0.02)
+        optimizer: torch.optim.Optimizer = spardl.LocalAdam(model.parameters(), lr=0.02)
     else:
         optimizer = Adam(model.parameters(), lr=0.02)
     spardl.attach(model, optimizer=optimizer if local else False, density=0.02, **EXACT)
@@ -131,7 +133,7 @@ def test_small_gradients_get_their_turn() -> None:
 def kept(rank: int, workers: int) -> tuple[int, int]:
     """How many entries a first step took, and how many of these then have a velocity."""
     model = DistributedDataParallel(Uneven())
-    optimizer = spardl.LocalAdam(model)
+    optimizer = spardl.LocalAdam(model.parameters())
     sync = spardl.attach(model, optimizer=optimizer, density=0.1, **EXACT)
     model(torch.ones(400)).backward()
     state = sync.state_dict()
@@ -146,15 +148,20 @@ def test_what_is_sent_at_once_keeps_its_velocity() -> None:
 
 
 def refused(rank: int, workers: int) -> str:
-    with pytest.raises(spardl.ConfigError) as error:
-        spardl.LocalAdam(mlp())  # type: ignore[arg-type]
     model = DistributedDataParallel(nn.Embedding(5, 3, sparse=True))
-    spardl.LocalAdam(model)
-    with pytest.raises(spardl.ConfigError, match="sparse=False"):
+    spardl.LocalAdam(model.parameters())
+    with pytest.raises(spardl.ConfigError) as error:
         model(torch.tensor([1])).sum().backward()
     return str(error.value)
 
 
-def test_what_it_cannot_work_with_is_refused() -> None:
-    """A model without DDP, and gradients that are sparse by themselves."""
-    assert "not a Sequential" in on_processes(1, refused)[0]
+def test_gradients_that_are_sparse_by_themselves_are_refused() -> None:
+    assert "sparse=False" in on_processes(1, refused)[0]
+
+
+def test_parameter_groups_keep_betas_and_eps_of_their_own() -> None:
+    first, second = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))
+    groups = [{"params": [first], "betas": (0.5, 0.9), "eps": 1e-3}, {"params": [second], "weight_decay": 0.3}]
+    optimizer = spardl.LocalAdam(groups, lr=0.1, betas=(0.8, 0.99), weight_decay=0.2)
+    told = [(each["betas"], each["eps"], each["momentum"], each["decay"]) for each in optimizer.param_groups]
+    assert told == [((0.5, 0.9), 1e-3, 0.5, 0.2), ((0.8, 0.99), 1e-8, 0.8, 0.3)]

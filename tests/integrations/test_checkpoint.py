@@ -150,13 +150,13 @@ def refused(rank: int, workers: int) -> dict[str, Any]:
     }
     for name, state in bad.items():
         before = run.outcome()
-        with pytest.raises(spardl.ConfigError) as caught:
+        with pytest.raises(spardl.StateError) as caught:
             run.sync.load_state_dict(state)
         unchanged = all(torch.equal(a, b) for a, b in zip(before, run.outcome(), strict=True))
         found[name] = (str(caught.value), unchanged)
     model = DistributedDataParallel(mlp())
     sync = spardl.attach(model, optimizer=False)
-    with pytest.raises(spardl.ConfigError) as caught:
+    with pytest.raises(spardl.StateError) as caught:
         sync.load_state_dict(good)
     found["momentum"] = (str(caught.value), not any(r.any() for r in residuals_of(sync).values()))
     return found

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,9 @@ import spardl
 from processes import on_processes
 from training import loss_of, mlp, sgd, train
 
+# Seconds that no test waits for: whoever would wait so long for a dead rank fails it.
+FOREVER = 1000
+
 
 def same(first: Any, second: Any) -> bool:
     if isinstance(first, dict):
@@ -27,11 +29,11 @@ def same(first: Any, second: Any) -> bool:
 
 
 def deserted(
-    rank: int, workers: int, settings: dict[str, Any], leave: Callable[[], None], together: Any
+    rank: int, workers: int, settings: dict[str, Any], leave: Callable[[Any], None], together: Any
 ) -> dict[str, Any]:
     """Rank 2 leaves in the middle of its fourth backward, when the first groups have been exchanged.
 
-    The others stay until both have noticed, lest the slower one hear of the faster one's end instead.
+    The others stay until all `together` have noticed, lest the slower one hear of the faster one's end instead.
     """
     model = DistributedDataParallel(mlp(), bucket_cap_mb=0.002)
     optimizer = sgd(model, momentum=0.9)
@@ -39,11 +41,10 @@ def deserted(
     train(model, optimizer, range(3))
     before = sync.state_dict()
     if rank == 2:
-        model.module[0].bias.register_hook(lambda _: (sync.state.wait(), leave()))
-    started = time.monotonic()
+        model.module[0].bias.register_hook(lambda _: (sync.session.wait(), leave(together)))
+    optimizer.zero_grad()
     with pytest.raises(spardl.PeerError) as caught:
         loss_of(model, rank, 3).backward()
-    seconds = time.monotonic() - started
     together.wait(60)
     with torch.no_grad():
         loss_of(model, rank, 4)
@@ -53,33 +54,33 @@ def deserted(
         "text": str(caught.value),
         "note": caught.value.__notes__,
         "peer": caught.value.peer,
-        "seconds": seconds,
         "again": str(again.value),
         "intact": same(before, sync.state_dict()),
     }
 
 
-def desert(settings: dict[str, Any], leave: Callable[[], None]) -> list[Any]:
-    together = multiprocessing.get_context("fork").Barrier(2)
+def desert(settings: dict[str, Any], leave: Callable[[Any], None]) -> list[Any]:
+    together = multiprocessing.get_context("fork").Barrier(3 if leave is fall_silent else 2)
     return on_processes(3, deserted, settings, leave, together, expect="any")
 
 
-def die() -> None:
+def die(_: Any) -> None:
     os._exit(0)
 
 
-def fall_silent() -> None:
-    time.sleep(5)
+def fall_silent(together: Any) -> None:
+    """Until the others have noticed."""
+    together.wait(60)
     os._exit(0)
 
 
 @pytest.mark.parametrize(("groups", "last_group"), [("model", "4.bias .. 0.weight"), (1000, "0.bias .. 0.weight")])
 def test_a_rank_that_dies_is_named_by_the_others_at_once(groups: str | int, last_group: str) -> None:
-    """Survivors raise PeerError out of backward() with the rank in it, long before the timeout.
+    """Survivors raise PeerError out of backward() with the rank in it, without waiting for the timeout.
 
     Whatever had been exchanged of that step is undone, and the next step raises the same again instead of hanging.
     """
-    *survivors, dead = desert({"groups": groups, "dense_below": 0, "timeout": 60}, die)
+    *survivors, dead = desert({"groups": groups, "dense_below": 0, "timeout": FOREVER}, die)
     assert dead == ("died", None)
     for kind, found in survivors:
         assert kind == "returned", found
@@ -87,37 +88,34 @@ def test_a_rank_that_dies_is_named_by_the_others_at_once(groups: str | int, last
         assert re.match(r"rank 2 at 127\.0\.0\.1:\d+ (closed the connection|has failed rank \d, which)", found["text"])
         assert found["text"].endswith("Residuals are intact; resume from the last checkpoint.")
         assert found["note"] == [f"while synchronising the group {last_group}"]
-        assert found["seconds"] < 20
         assert found["intact"]
         assert found["again"] == found["text"]
 
 
 def test_a_rank_that_stays_silent_is_named_after_the_timeout() -> None:
     """A rank that hangs is an error after `timeout` seconds; its process may be gone, says the text."""
-    *waiting, _ = desert({"groups": 1000, "dense_below": 0, "timeout": 2}, fall_silent)
+    *waiting, _ = desert({"groups": 1000, "dense_below": 0, "timeout": 3}, fall_silent)
     for kind, found in waiting:
         assert kind == "returned", found
         assert found["peer"] == 2
-        late = r"rank 2 at 127\.0\.0\.1:\d+ ((sent|took) nothing for 2 s in round \d+, spar_|has failed rank \d, which)"
+        late = r"rank 2 at 127\.0\.0\.1:\d+ ((sent|took) nothing for 3 s in round \d+, spar_|has failed rank \d, which)"
         assert re.match(late, found["text"]), found["text"]
-        assert 1.5 < found["seconds"] < 4.5
         assert found["intact"]
 
 
 def test_a_dense_group_names_the_rank_that_dies_as_well() -> None:
     """The transport's own all-reduce only knows that it failed; the survivors then find out who is gone."""
-    *survivors, _ = desert({"groups": 1000, "dense_below": 10_000, "timeout": 60}, die)
+    *survivors, _ = desert({"groups": 1000, "dense_below": 10_000, "timeout": FOREVER}, die)
     for kind, found in survivors:
         assert kind == "returned", found
         assert found["peer"] == 2
         assert "rank 2 (127.0.0.1) is gone" in found["text"]
-        assert found["seconds"] < 20
         assert found["intact"]
         assert found["again"] == found["text"]
 
 
 def test_a_dense_group_names_the_rank_that_stays_silent() -> None:
-    *waiting, _ = desert({"groups": 1000, "dense_below": 10_000, "timeout": 1}, fall_silent)
+    *waiting, _ = desert({"groups": 1000, "dense_below": 10_000, "timeout": 3}, fall_silent)
     for kind, found in waiting:
         assert kind == "returned", found
         assert found["peer"] == 2
@@ -198,8 +196,8 @@ def test_what_cannot_work_is_refused_with_a_sentence() -> None:
     """Each wrong argument gets an error that says what was given and what to do."""
     expected = {
         "model": "attach needs a DistributedDataParallel model, not Sequential; wrap it first.",
-        "optimizer": "optimizer='sgd' is not a torch optimizer; pass the one that steps this model.",
-        "scaler": "scaler=1024.0 is not a torch.amp.GradScaler; leave it out if there is none.",
+        "optimizer": "optimizer=str is not a torch optimizer; pass the one that steps this model, a list of",
+        "scaler": "scaler=float is not a torch.amp.GradScaler; leave it out if there is none.",
         "setting": "there is no setting 'densty'. Did you mean density? Choose from method, density, ",
         "density": "density 0 is outside (0, 1]",
         "method": "there is no method 'spardle'. Did you mean spardl?",

@@ -54,20 +54,20 @@ def clipped(rank: int, workers: int) -> dict[str, Any]:
     found["after"] = float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
     for clip in (0.02, 1e6):
         model = DistributedDataParallel(mlp())
-        spardl.attach(model, optimizer=False, density=1.0, local_clip=clip)
+        spardl.attach(model, optimizer=False, density=1.0, clip_norm=clip)
         loss_of(model, rank, 0).backward()
         found[clip] = torch.cat([p.grad.flatten() for p in model.parameters()])
     module = mlp()
     loss_of(module, rank, 0).backward()
     local = torch.cat([p.grad.flatten() for p in module.parameters()])
-    allowed = 0.02 / workers**0.5
+    allowed = 0.02 * workers**0.5
     found["expected"] = total(local * min(1.0, allowed / float(local.norm()))) / workers
     found["unclipped"] = total(local) / workers
     return found
 
 
 def test_clipping_after_backward_and_before_accumulation() -> None:
-    """clip_grad_norm_ sees the averaged gradient, the same on all ranks; local_clip bounds each worker's own."""
+    """clip_grad_norm_ sees the averaged gradient, the same on all ranks; clip_norm bounds each worker's own."""
     first, second = on_processes(2, clipped)
     assert first["norm"] == second["norm"] > 0.01
     assert first["after"] == pytest.approx(0.01, rel=1e-3)

@@ -17,9 +17,9 @@ found = torch.tensor([3.0, -4.0, 0.0])
 assert loaded.keep_largest(found, 1).tolist() == [False, True, False]
 
 from numba.core.dispatcher import Dispatcher
-from spardl.kernels import _frames, _gaps, _order, _select, _sparse, _values
+from spardl.kernels.cpu import arithmetic, bf16, framing, gaps, order, selection
 
-modules = (_frames, _gaps, _order, _select, _sparse, _values)
+modules = (framing, gaps, order, selection, arithmetic, bf16)
 loops = {loop for module in modules for loop in vars(module).values() if isinstance(loop, Dispatcher)}
 print(json.dumps({
     "misses": sum(sum(loop.stats.cache_misses.values()) for loop in loops),

@@ -1,14 +1,11 @@
-"""Threads share blocks, each block with one of them; ranks that share a machine share its cores."""
-
-import json
-import os
+"""Threads share blocks, each block with one of them."""
 
 import numpy as np
 import pytest
 import torch
 
-from spardl.kernels import crew
-from spardl.kernels.crew import Crew, cores_each, crew_of_rank
+from spardl.kernels.api import Bools
+from spardl.kernels.cpu.crew import Crew
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -18,7 +15,7 @@ def test_every_wanted_block_is_done_once(size: int, wanted: list[int]) -> None:
     blocks[wanted] = True
     done = np.zeros(5, np.int64)
 
-    def job(some: crew.Bools) -> bool:
+    def job(some: Bools) -> bool:
         done[some] += 1
         return True
 
@@ -32,12 +29,9 @@ def test_one_bad_block_is_bad_for_all(size: int, bad: int) -> None:
     assert not Crew(size).share(lambda some: not some[bad], np.ones(5, np.bool_))
 
 
-def test_ranks_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+def test_a_crew_has_a_thread_per_core_that_torch_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one at least; where a rank has no core to itself, others work while it waits."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
-    other = json.dumps(["another machine", 12])
-    assert crew_of_rank(lambda mine: [mine, other, other]).size == 5, "torch may use no more"
-    assert crew_of_rank(lambda mine: [mine, mine, mine, other]).size == 4
-    assert crew_of_rank(lambda mine: [mine] * 30).size == 1
-    assert [crew_of_rank(lambda mine, n=n: [mine] * n).crowded for n in (1, 12, 13)] == [False, False, True]
-    assert cores_each(lambda mine: [mine, other, mine, json.dumps(["small", 1])]) == [6, 12, 6, 1]
+    sizes = {12.0: 5, 4.5: 4, 1.0: 1, 0.4: 1}
+    assert {cores: Crew.for_cores(cores).size for cores in sizes} == sizes
+    assert [cores for cores in sizes if Crew.for_cores(cores).crowded] == [0.4]

@@ -7,27 +7,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spardl.kernels import _gaps
-from spardl.kernels.compiled import plan_gaps
+from spardl.kernels.cpu import gaps
+from spardl.kernels.torch_frames import plan_gaps
 
 
 def ints(*values):
     return np.array(values, dtype=np.int64)
 
 
+def compiled_plan(counts, lengths):
+    """What the compiled loops plan for each block, which need not ask anybody else for it."""
+    plans = [gaps.plan_block(int(count), int(length)) for count, length in zip(counts, lengths, strict=True)]
+    return ints(*(width for width, _ in plans)), ints(*(worst for _, worst in plans))
+
+
+def plan(counts, lengths):
+    """Low bits and worst case of each block, on which all kernels agree."""
+    widths, worst = compiled_plan(counts, lengths)
+    for found, expected in zip(plan_gaps(counts, lengths), (widths, worst), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    return widths, worst
+
+
 def coded_bytes(length, indices):
     counts = ints(len(indices))
-    widths, worst = plan_gaps(counts, ints(length))
+    widths, worst = plan(counts, ints(length))
     out = np.empty((int(worst[0]) + 7) // 8, np.uint8)
-    return _gaps.write_gaps(out, widths, counts, np.array(indices, dtype=np.int32))
+    return gaps.write_gaps(out, widths, counts, np.array(indices, dtype=np.int32))
 
 
 def low_bits(counts, lengths):
-    return plan_gaps(counts, lengths)[0]
+    return plan(counts, lengths)[0]
 
 
 def worst_bits(counts, lengths):
-    return plan_gaps(counts, lengths)[1]
+    return plan(counts, lengths)[1]
 
 
 def entropy(length, count):

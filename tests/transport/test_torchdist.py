@@ -5,42 +5,18 @@ import os
 import pytest
 import torch
 
+from clusters import Cluster
 from processes import on_processes
-from spardl.accumulator import Accumulator
-from spardl.collectives.memory import Memory
-from spardl.collectives.method import Place, method_class
+from programs import LENGTH, STEPS, gradient, synchronized
 from spardl.config import SyncConfig
 from spardl.errors import PeerError
-from spardl.simulation import SimulatedCluster
-from spardl.transport.base import run
 from spardl.transport.torchdist import TorchTransport
-from spardl.wire.frame import Codec
-
-LENGTH, STEPS = 5000, 3
-
-
-def gradient(rank, step):
-    return torch.randn(LENGTH, generator=torch.Generator().manual_seed(100 * step + rank)) ** 3
 
 
 def over_gloo(rank, workers, config):
     transport = TorchTransport(timeout=60)
-    method = method_class(config.method)(Place(rank, workers, LENGTH, config))
-    acc = Accumulator(method.layout, residuals=config.residuals)
-    memory = Memory(acc, Codec(config.values, config.indices))
-    results = []
-    for step in range(STEPS):
-        (acc.add_later if method.about.by_blocks else acc.add)(0, gradient(rank, step))
-        result = run(method.synchronize(memory, config.density), transport)
-        acc.settle(result)
-        acc.commit()
-        total = torch.zeros(LENGTH)
-        positions, values = acc.natural(result)
-        total.numpy()[positions] = values
-        results.append(total)
-    residual = torch.empty(LENGTH)
-    acc.read(0, residual)
-    return results, residual, transport.traffic.rounds, transport.traffic.bytes_sent
+    found = synchronized(transport, config)
+    return found["results"], found["residual"], found["moved"][0], found["moved"][2]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 6])
@@ -53,7 +29,7 @@ def test_gloo_and_the_simulated_network_give_the_same_bits(workers):
         6: SyncConfig(density=0.02, teams=3, values="fp16", blocks="contiguous"),
     }
     config = choices[workers]
-    cluster = SimulatedCluster(workers, LENGTH, config)
+    cluster = Cluster(workers, LENGTH, config)
     expected = [cluster.step([gradient(rank, step) for rank in range(workers)])[0] for step in range(STEPS)]
     for rank, (results, residual, rounds, sent) in enumerate(on_processes(workers, over_gloo, config)):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(results, expected, strict=True))

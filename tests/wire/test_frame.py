@@ -8,13 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formats import NARROW
 from spardl.errors import ProtocolError
-from spardl.kernels import compiled, frames, portable
+from spardl.kernels import for_device
+from spardl.kernels.torch import TorchKernels
 from spardl.sparse import SparseBlocks
+from spardl.wire import format as wire
+from spardl.wire.format import VALUE_FORMATS
 from spardl.wire.frame import Codec, CodedBlocks
 
+COMPILED, PORTABLE = for_device(torch.device("cpu")), TorchKernels()
 FORMATS = ("fp32", "bf16", "fp16", "int8")
-CODECS = [Codec(values, indices) for values in (*FORMATS, "none") for indices in ("rice", "raw")]
+EVERY_FORMAT = [*VALUE_FORMATS.values(), *NARROW]
+CODECS = [Codec(values, indices, COMPILED) for values in EVERY_FORMAT for indices in ("rice", "raw")]
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=[f"{c.values}-{c.indices}" for c in CODECS])
 seeds = st.integers(0, 2**32 - 1)
 PEER = 3
@@ -52,7 +58,7 @@ def shapes(draw):
 def assert_same(found, expected):
     assert found.ids.tolist() == expected.ids.tolist()
     assert found.counts.tolist() == expected.counts.tolist()
-    assert found.kind is expected.kind
+    assert found.format is expected.format
     for one, other in zip(arrays(found), arrays(expected), strict=True):
         assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
@@ -113,7 +119,7 @@ def test_forwarded_blocks_keep_their_bits(codec, shape, seed):
 def test_at_one_percent_and_bf16_an_entry_takes_little_over_24_bits(length, count, blocks, kind):
     """At most 25.5, headers included, for blocks of 10,000 elements as for blocks of 10,000 entries."""
     lengths, counts = ints([length] * blocks), ints([count] * blocks)
-    codec = Codec("bf16", "rice")
+    codec = Codec("bf16", "rice", COMPILED)
     frame = codec.pack(codec.code(random_blocks(lengths, counts, 5, kind)), lengths, counts)
     assert 8 * frame.size / (blocks * count) <= 25.5
     assert 8 * codec.capacity(lengths, counts) / (blocks * count) <= 25.5
@@ -140,9 +146,10 @@ def test_counts_take_the_bytes_that_the_largest_budget_needs(codec, budget):
 def test_a_frame_without_values_holds_indices_and_zeros():
     entries = random_blocks([100, 0, 50], [10, 0, 5], 2)
     lengths, budgets = ints([100, 0, 50]), ints([10, 0, 5])
-    frame = Codec("none").pack(Codec("none").code(entries), lengths, budgets)
-    assert frame.size + 2 * 15 == Codec("bf16").pack(Codec("bf16").code(entries), lengths, budgets).size
-    found = Codec("none").unpack(frame, entries.ids, lengths, budgets, PEER).decode()
+    bare, full = Codec("none", "rice", COMPILED), Codec("bf16", "rice", COMPILED)
+    frame = bare.pack(bare.code(entries), lengths, budgets)
+    assert frame.size + 2 * 15 == full.pack(full.code(entries), lengths, budgets).size
+    found = bare.unpack(frame, entries.ids, lengths, budgets, PEER).decode()
     assert torch.equal(found.indices, entries.indices)
     assert found.values.tolist() == [0] * 15
 
@@ -162,10 +169,11 @@ def test_a_poisoned_frame_says_so_and_fits(codec):
 
 
 def test_a_poisoned_frame_of_another_version_is_still_refused():
-    frame = Codec().pack(Codec().code(random_blocks([9], [0], 0)), ints([9]), ints([1]), poisoned=True)
+    codec = Codec("bf16", "rice", COMPILED)
+    frame = codec.pack(codec.code(random_blocks([9], [0], 0)), ints([9]), ints([1]), poisoned=True)
     frame[0] += 1
     with pytest.raises(ProtocolError):
-        Codec().unpack(frame, np.arange(1), ints([9]), ints([1]), PEER)
+        codec.unpack(frame, np.arange(1), ints([9]), ints([1]), PEER)
 
 
 # --- distrust ----------------------------------------------------------------------------------------------------
@@ -220,8 +228,8 @@ def test_random_bytes_are_refused_or_harmless(codec, shape, body, honest):
     """Also behind a header that looks right."""
     lengths, budgets, _ = shape
     if honest:
-        length = frames.HEADER.size + len(body)
-        body = struct.pack("<BBHI", frames.VERSION, codec._form.flags, len(lengths), length) + body
+        length = wire.HEADER.size + len(body)
+        body = struct.pack("<BBHI", wire.VERSION, codec._frame.flags, len(lengths), length) + body
     check_distrust(codec, np.frombuffer(body, np.uint8).copy(), lengths, budgets)
 
 
@@ -248,7 +256,7 @@ def test_each_mistake_has_its_own_sentence(codec):
     assert "another value or index format" in refusal(codec, damaged(1, other_values), lengths, budgets)
     assert "another value or index format" in refusal(codec, damaged(1, int(good[1]) | 64), lengths, budgets)
     assert "3 blocks instead of 2" in refusal(codec, damaged(2, 3), lengths, budgets)
-    assert "more entries than a block may have" in refusal(codec, damaged(frames.HEADER.size, 11), lengths, budgets)
+    assert "more entries than a block may have" in refusal(codec, damaged(wire.HEADER.size, 11), lengths, budgets)
     assert f"in {good.size - 1}" in refusal(codec, good[:-1], lengths, budgets)
     # The last byte is missing, and the header knows it: too few bits, or too few bytes.
     assert "indices" in refusal(codec, damaged(4, good.size - 1)[:-1], lengths, budgets)
@@ -258,7 +266,7 @@ def test_each_mistake_has_its_own_sentence(codec):
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_a_value_that_is_not_finite_is_refused(values, bad):
     """An honest sender poisons the frame instead."""
-    codec = Codec(values)
+    codec = Codec(values, "rice", COMPILED)
     entries = random_blocks([100], [5], 0)
     entries.values[2] = bad
     frame = codec.pack(codec.code(entries), ints([100]), ints([5]))
@@ -267,7 +275,7 @@ def test_a_value_that_is_not_finite_is_refused(values, bad):
 
 @pytest.mark.parametrize("scale", [3e38, -3e38, 1e37, np.inf, np.nan])
 def test_a_scale_that_makes_finite_codes_infinite_is_refused(scale):
-    codec = Codec("int8", "rice")
+    codec = Codec("int8", "rice", COMPILED)
     coded = codec.code(random_blocks([100], [5], 0))
     coded.codes[0] = -128
     coded.scales[0] = scale
@@ -287,7 +295,7 @@ def test_a_scale_that_makes_finite_codes_infinite_is_refused(scale):
     ids=["twice", "descending", "negative", "past the end", "far past the end", "wrapping round in 32 bits"],
 )
 def test_raw_indices_that_do_not_ascend_within_their_block_are_refused(indices):
-    codec = Codec("fp32", "raw")
+    codec = Codec("fp32", "raw", COMPILED)
     count = len(indices)
     entries = SparseBlocks(np.arange(1), ints([count]), torch.tensor(indices, dtype=torch.int32), torch.ones(count))
     frame = codec.pack(codec.code(entries), ints([9]), ints([5]))
@@ -295,7 +303,7 @@ def test_raw_indices_that_do_not_ascend_within_their_block_are_refused(indices):
 
 
 def test_an_index_that_leaves_its_block_is_refused():
-    codec = Codec("fp32", "rice")
+    codec = Codec("fp32", "rice", COMPILED)
     frame = codec.pack(codec.code(random_blocks([64], [4], 0, "last")), ints([64]), ints([4]))
     assert len(codec.unpack(frame, np.arange(1), ints([64]), ints([4]), PEER).places) == 4
     assert "outside their block" in refusal(codec, frame, [63], [4])
@@ -304,28 +312,78 @@ def test_an_index_that_leaves_its_block_is_refused():
 @every_codec
 @given(
     shape=shapes(),
-    seed=st.integers(0, 2**32 - 1),
+    seed=seeds,
     changes=st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 255)), max_size=2),
     cut=st.integers(0, 3),
 )
 @settings(max_examples=60, deadline=None)
 def test_both_kernels_write_the_same_frames_and_judge_them_alike(codec, shape, seed, changes, cut):
+    """Whole frames, and frames with a few bytes changed or cut off; also what they decode to."""
     lengths, budgets, counts = shape
-    coded = codec.code(random_blocks(lengths, counts, seed))
-    entries = (torch.as_tensor(coded.scales), compiled.tensor(coded.codes, coded.kind), torch.as_tensor(coded.places))
-    frame = codec.pack(coded, lengths, budgets)
-    twin = portable.write_frame(codec._form, False, lengths, budgets, coded.counts, *entries)
-    assert np.array_equal(twin.numpy(), frame)
+    entries = random_blocks(lengths, counts, seed)
+    twin = Codec(codec.format, codec.indices, PORTABLE)
+    frame = codec.pack(codec.code(entries), lengths, budgets).copy()
+    assert np.array_equal(twin.pack(twin.code(entries), lengths, budgets).numpy(), frame)
+    assert twin.capacity(lengths, budgets) == codec.capacity(lengths, budgets)
 
     for place, byte in changes:
         frame[place % frame.size] = byte
     frame = frame[: frame.size - cut]
-    found = [opened(compiled, codec, frame, lengths, budgets)]
-    found.append(opened(portable, codec, torch.from_numpy(frame), lengths, budgets))
-    assert found[0] == found[1]
+    assert opened(codec, frame, lengths, budgets) == opened(twin, torch.from_numpy(frame), lengths, budgets)
 
 
-def opened(loops, codec, frame, lengths, budgets):
-    """All that one of the kernels finds in a frame, or its verdict."""
-    found, (counts, *parts) = loops.read_frame(frame, codec._form, lengths, budgets)
-    return found if found < 0 else (counts.tolist(), [compiled.array(part).tobytes() for part in parts])
+def opened(codec, frame, lengths, budgets):
+    """All that a codec's kernels find in a frame, or why they refuse it."""
+    try:
+        found = codec.unpack(frame, np.arange(len(lengths)), lengths, budgets, PEER)
+    except ProtocolError as error:
+        return str(error)
+    if found is None:
+        return "poisoned"
+    parts = (COMPILED.array(part).tobytes() for part in arrays(found))
+    return found.counts.tolist(), *parts, found.decode().values.tolist()
+
+
+# --- formats of less than a byte ---------------------------------------------------------------------------------
+
+
+def test_narrow_codes_are_packed_over_the_blocks_without_gaps():
+    """Three blocks of 3, 0 and 2 entries with four bits: three bytes, the first code lowest, negative ones with their
+    sign; and one scale per block in front of them."""
+    codec = Codec(NARROW[0], "raw", COMPILED)
+    indices, values = torch.tensor([0, 4, 8, 1, 2], dtype=torch.int32), torch.tensor([7.0, -7.0, 2.0, -1.0, 1.0])
+    entries = SparseBlocks(np.arange(3), ints([3, 0, 2]), indices, values)
+    lengths = budgets = ints([9, 9, 9])
+    frame = codec.pack(codec.code(entries), lengths, budgets)
+    scales, at = np.float32([1, 0, 1 / 7]).tobytes(), wire.HEADER.size + 3
+    assert frame[at : at + 12].tobytes() == scales
+    assert frame[at + 12 : at + 15].tolist() == [0x97, 0x92, 0x07], "7, -7 | 2, -7 | 7"
+    assert frame.size == at + 12 + 3 + 4 * 5
+    found = codec.unpack(frame, entries.ids, lengths, budgets, PEER)
+    assert found.codes.tolist() == [7, -7, 2, -7, 7]
+    assert torch.allclose(found.decode().values, values)
+
+
+@pytest.mark.parametrize("form", NARROW, ids=lambda form: form.name)
+@pytest.mark.parametrize("indices", ["rice", "raw"])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 100])
+def test_a_narrow_frame_has_the_size_that_its_bits_say(form, indices, count):
+    """Compared with a frame that has no values."""
+    narrow, bare = Codec(form, indices, COMPILED), Codec("none", indices, COMPILED)
+    entries, lengths, budgets = random_blocks([1000], [count], 3), ints([1000]), ints([100])
+    sizes = [codec.pack(codec.code(entries), lengths, budgets).size for codec in (narrow, bare)]
+    scale = 4 if form.scaled else 0
+    assert sizes[0] - sizes[1] == scale + -(-count * form.bits // 8)
+    assert narrow.capacity(lengths, budgets) - bare.capacity(lengths, budgets) == scale + -(-100 * form.bits // 8)
+
+
+def test_what_is_left_of_the_last_byte_of_narrow_codes_does_not_matter():
+    """It is written as zero. A frame with other bits there decodes to the same entries."""
+    codec = Codec(NARROW[0], "raw", COMPILED)
+    lengths, budgets = ints([100]), ints([5])
+    coded = codec.code(random_blocks([100], [5], 0))
+    frame = codec.pack(coded, lengths, budgets)
+    last = wire.HEADER.size + 1 + 4 + 2
+    assert frame[last] >> 4 == 0
+    frame[last] |= 0xF0
+    assert_same(codec.unpack(frame, np.arange(1), lengths, budgets, PEER), coded)

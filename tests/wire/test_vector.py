@@ -3,12 +3,15 @@
 import pytest
 import torch
 
-from spardl.collectives.dense import halving_doubling_all_reduce, ring_all_reduce
+from formats import NARROW
+from spardl.collectives.methods.dense import halving_doubling_all_reduce, ring_all_reduce
 from spardl.collectives.program import Team
 from spardl.errors import ProtocolError
+from spardl.memory.layout import BlockLayout
 from spardl.wire import vector
+from stores import Store
 
-FORMATS = ("fp32", "bf16", "fp16", "int8")
+FORMATS = ("fp32", "bf16", "fp16", "int8", *NARROW)
 every_format = pytest.mark.parametrize("form", FORMATS)
 
 
@@ -53,7 +56,8 @@ def test_dense_sums_refuse_a_peer_that_sends_too_little(all_reduce, position):
 
 def run_until(all_reduce, position, turns):
     """Answer so many rounds that receive with zeros of the right size, and the next one with three bytes."""
-    program = all_reduce(Team((0, 1, 2), position), torch.ones(10))
+    frames = Store(BlockLayout.contiguous(10, 1)).memory.frames
+    program = all_reduce(Team((0, 1, 2), position), frames, torch.ones(10))
     heard, answers = 0, None
     try:
         while True:

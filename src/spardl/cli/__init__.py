@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from spardl.cli.commands import parse
-from spardl.cli.lifeline import Failure, Lifeline
-from spardl.errors import ConfigError, ConfigMismatch, PeerError, SparDLError, Stopped
+from spardl.errors import (
+    AbsentPeer,
+    CheckpointError,
+    ConfigError,
+    ConfigMismatch,
+    DataError,
+    PeerError,
+    SparDLError,
+    Stopped,
+)
+from spardl.launch.lifeline import Failure, Lifeline
 
 
 def main() -> NoReturn:
@@ -42,8 +51,7 @@ def execute(arguments: Sequence[str]) -> int:
         if lifeline is None and os.environ.get("RANK", "0") != "0":
             return failure.code
     except SparDLError as error:
-        code = 2 if isinstance(error, ConfigError | ConfigMismatch) else 1
-        failure = Failure(_one_line(error), code, echo=isinstance(error, PeerError))
+        failure = Failure(_one_line(error), _exit_code(error), echo=isinstance(error, PeerError))
     except Exception:
         text = traceback.format_exc().rstrip()
         failure = Failure(
@@ -54,6 +62,13 @@ def execute(arguments: Sequence[str]) -> int:
     else:
         print(f"spardl: {failure.text}", file=sys.stderr)
     return failure.code
+
+
+def _exit_code(error: SparDLError) -> int:
+    """2 where what was given cannot work: settings, files, or ranks that were never started."""
+    if isinstance(error, CheckpointError):
+        return 1 if error.writing else 2
+    return 2 if isinstance(error, ConfigError | ConfigMismatch | DataError | AbsentPeer) else 1
 
 
 def _one_line(error: Exception) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spardl.bench.match import RIVALS, Match, sends_everything
+from spardl.bench.vectors import Vector, check_elements, vector_of_length
 from spardl.cli.options import (
     DEFAULTS,
     add_json_option,
@@ -21,12 +23,11 @@ from spardl.cli.ranks import run_on_ranks
 from spardl.cli.units import bytes_per_second, seconds
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
-from spardl.train.match import PEERS, Match, sends_everything
-from spardl.train.place import Place
-from spardl.train.vectors import FACTS, Vector, check_elements, check_model, vector_of_length, vector_of_model
+from spardl.launch.place import Place
+from spardl.train.models.sizes import FACTS, check_sized, parameter_shapes
 
 if TYPE_CHECKING:
-    from spardl.train.bench import BenchReport
+    from spardl.bench.run import BenchReport
 
 SUMMARY = "time the synchronisation of gradients under several methods, side by side in one run"
 
@@ -41,10 +42,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     densities = "run each sparse method at each of these densities, instead of --density"
     add("--densities", type=Numbers("0.01,0.001"), metavar="D,D,...", help=densities)
     add(
-        "--peers",
+        "--rivals",
         default="none",
         metavar="NAMES",
-        help=f"what others offer, in the same run: {', '.join(PEERS)}; all or none (default: %(default)s)",
+        help=f"what others offer, in the same run: {', '.join(RIVALS)}; all or none (default: %(default)s)",
     )
     add(
         "--repetitions",
@@ -60,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="repetitions before the clock counts (default: %(default)s)",
     )
-    add("--rate", default="inf", metavar="RATE", help="of each host's line, to reckon the limit with: 200mbit, 1gbit")
+    add("--rate", default="inf", metavar="RATE", help="of each host's line, to compute the limit with: 200mbit, 1gbit")
     add("--latency", default="0", metavar="TIME", help="let every message take so much longer: 500us, 5ms")
     add_seed_option(group, "of the gradients", default=0)
     add_json_option(group, "one record per gradient and method")
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     check_plot(options.picture)
 
     def measure(place: Place) -> None:
-        from spardl.train.bench import Bench
+        from spardl.bench.run import Bench
 
         first = place.rank == 0
         found: list[BenchReport] = []
@@ -104,7 +105,7 @@ def chosen_match(options: argparse.Namespace) -> Match:
     densities = chosen_densities(options)
     return Match(
         configs=chosen_configs(options, densities),
-        peers=chosen_peers(options.peers),
+        rivals=chosen_rivals(options.rivals),
         densities=densities,
         repetitions=options.repetitions,
         warmup=options.warmup,
@@ -139,10 +140,10 @@ def chosen_configs(options: argparse.Namespace, densities: Sequence[float]) -> l
     return sorted(found, key=lambda config: methods.index(config.method))
 
 
-def chosen_peers(text: str) -> list[str]:
+def chosen_rivals(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["all"]:
-        return list(PEERS)
+        return list(RIVALS)
     return [] if names == ["none"] else list(dict.fromkeys(names))
 
 
@@ -153,12 +154,17 @@ def chosen_vectors(options: argparse.Namespace) -> list[Callable[[], Vector]]:
     if options.model is not None:
         names = [name.strip() for name in options.model.split(",") if name.strip()]
         for name in names:
-            check_model(name)
+            check_sized(name)
         return [partial(vector_of_model, name) for name in names]
     sizes = (ELEMENTS,) if options.elements is None else options.elements
     for size in sizes:
         check_elements(size)
     return [partial(vector_of_length, size) for size in sizes]
+
+
+def vector_of_model(name: str) -> Vector:
+    """The gradient of this model, with its real tensors. Takes no memory for them."""
+    return Vector(name, parameter_shapes(name))
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -222,7 +228,7 @@ def _distinguishing(reports: "Sequence[BenchReport]") -> "dict[str, Callable[[Be
     sparse = [report for report in reports if report.density < 1]
     if len({report.density for report in sparse}) > 1:
         columns["density"] = lambda report: as_percent(report.density) if report.density < 1 else ""
-    ours = [report for report in sparse if report.method not in PEERS]
+    ours = [report for report in sparse if report.method not in RIVALS]
     if len({report.values for report in ours}) > 1:
         columns["values"] = lambda report: report.values
     return columns

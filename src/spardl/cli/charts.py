@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from spardl.bench.match import RIVALS, sends_everything
 from spardl.cli.curves import INK, MARKERS, PALETTE, STYLE
 from spardl.cli.output import as_percent, as_rate, as_seconds
-from spardl.config import METHODS
-from spardl.train.match import PEERS, sends_everything
+from spardl.collectives.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,8 +26,8 @@ PHASES = {
 }
 WHOLE = "#b8bcc2"  # of which no parts are known
 
-# By place in PEERS. Theirs are dashed lines.
-PEER_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#7f858c")
+# By place in RIVALS. Theirs are dashed lines.
+RIVAL_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#7f858c")
 FORMAT_LINES: dict[str, Any] = {"fp32": ":", "fp16": "-.", "int8": (0, (4, 1, 1, 1, 1, 1))}
 
 # Of bars that are this many times as long as the longest with parts, only the figure is given.
@@ -116,7 +116,7 @@ def stacked(records: Sequence[Record], title: str = "") -> "Figure":
 
 def label(record: Record) -> str:
     """The method, with its value format where it is not the usual one."""
-    usual = ("bf16", "fp32") if record["method"] in PEERS or sends_all(record) else ("bf16",)
+    usual = ("bf16", "fp32") if record["method"] in RIVALS or sends_all(record) else ("bf16",)
     plain = record["method"] == "fp16" or record["values"] in usual
     return str(record["method"]) if plain else f"{record['method']}, {record['values']}"
 
@@ -143,7 +143,7 @@ def _line(axes: "Axes", found: list[Record], axis: Axis, places: list[float]) ->
 
 
 def _limits(axes: "Axes", records: Sequence[Record], axis: Axis) -> None:
-    """Of the sparse methods, which send the least."""
+    """Draw the limit of the sparse methods, which send the least."""
     sparse = [record for record in _with(records, axis) if record["density"] < 1]
     lowest: dict[float, float] = {}
     for record in sparse:
@@ -186,8 +186,8 @@ def _look(record: Record) -> tuple[str, str, Any]:
     method = record["method"]
     if method == "dense":
         return INK, "o", "-"
-    if method in PEERS:
-        return PEER_COLOURS[PEERS.index(method)], MARKERS[PEERS.index(method) + 1], "--"
+    if method in RIVALS:
+        return RIVAL_COLOURS[RIVALS.index(method)], MARKERS[RIVALS.index(method) + 1], "--"
     ours = ["spardl", *(name for name in METHODS if name not in ("spardl", "dense"))]
     number = ours.index(method)
     dashes = "-" if label(record) == method else FORMAT_LINES[record["values"]]

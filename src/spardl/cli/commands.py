@@ -3,10 +3,10 @@
 import argparse
 from collections.abc import Sequence
 
+from spardl.choices import check_choice
 from spardl.cli import bench, compare, data, methods, plan, recipes, simulate, train
 from spardl.cli.file import read_options
 from spardl.cli.parser import Parser
-from spardl.config import check_choice
 from spardl.version import __version__
 
 # Each module has SUMMARY, add_options(parser) and run(options).
@@ -26,9 +26,9 @@ DESCRIPTION = "Sparse gradient synchronisation for data-parallel PyTorch."
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of one command, with `run` to carry it out and `arguments` to start it again."""
-    parser, commands = build_parser()
     if not arguments:
         arguments = ["--help"]
+    parser, commands = build_parser(arguments[:1])
     if not arguments[0].startswith("-"):
         check_choice("command", arguments[0], tuple(COMMANDS), hint="`spardl COMMAND --help` explains one")
     options, unknown = parser.parse_known_args(arguments)
@@ -45,15 +45,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def build_parser() -> tuple[Parser, dict[str, Parser]]:
-    """The parser, and the one of each command."""
+def build_parser(only: Sequence[str] = tuple(COMMANDS)) -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and the one of each command. Options are added for `only` these: some are those of methods, whose
+    files have to be imported for it."""
     parser = Parser(prog="spardl", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"spardl {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     commands = {}
     for name, module in COMMANDS.items():
         command = subparsers.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
-        module.add_options(command)
+        if name in only:
+            module.add_options(command)
         command.set_defaults(run=module.run)
         commands[name] = command
     return parser, commands

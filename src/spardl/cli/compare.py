@@ -15,9 +15,10 @@ from spardl.cli.parser import Numbers
 from spardl.cli.progress import observer
 from spardl.cli.ranks import run_on_ranks
 from spardl.cli.training import add_recipe_options, chosen_recipe
-from spardl.config import DensitySchedule, SyncConfig
+from spardl.config import SyncConfig
+from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
-from spardl.train.place import Place
+from spardl.launch.place import Place
 from spardl.train.recipes import Recipe
 from spardl.train.report import Observer, Outline, Several
 
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 def deliver(curves: Sequence[Curve], options: argparse.Namespace) -> None:
     summary = summarise(curves)
     if options.json != "-":
-        table(summary.title, summary.columns, summary.rows, note="; ".join(summary.notes))
+        table(summary.title, summary.columns, summary.rows, note="\n".join(summary.notes))
     if options.pictures is not None:
         save_pictures(curves, options.pictures)
     if options.page is not None:
@@ -169,10 +170,9 @@ def summarise(curves: Sequence[Curve]) -> Summary:
         ("time", [as_seconds(curve.mean(lambda run: run.seconds)) for curve in curves]),
     ]
     if dense is not None:
-        columns += [
-            ("time to dense's end", [_time_to(curve, dense) for curve in curves]),
-            ("speed-up", [_speedup(curve, dense) for curve in curves]),
-        ]
+        columns.append(("time to dense's end", [_time_to(curve, dense) for curve in curves]))
+        if any(speedups := [_speedup(curve, dense) for curve in curves]):
+            columns.append(("speed-up", speedups))
     columns += [
         ("sent", [as_bytes(curve.mean(lambda run: run.costs.bytes_sent)) for curve in curves]),
         ("per step", [as_bytes(curve.mean(lambda run: run.bytes_per_step)) for curve in curves]),
@@ -180,25 +180,27 @@ def summarise(curves: Sequence[Curve]) -> Summary:
     if dense is not None:
         columns.append(("against dense", [_saving(curve, dense) for curve in curves]))
     columns.append(("density", [as_percent(curve.mean(lambda run: run.achieved_density)) for curve in curves]))
+    names = [name for name, _ in columns]
     return Summary(
         title=f"{first.recipe}: {first.workers} workers, {first.parameters:,} parameters, {first.steps:,} steps",
-        columns=[name for name, _ in columns],
+        columns=names,
         rows=[list(row) for row in zip(*(cells for _, cells in columns), strict=True)],
-        notes=_notes(curves, dense),
+        notes=_notes(curves, dense, names),
     )
 
 
-def _notes(curves: Sequence[Curve], dense: Curve | None) -> list[str]:
+def _notes(curves: Sequence[Curve], dense: Curve | None, columns: Sequence[str]) -> list[str]:
+    """What the columns mean, in their order."""
     first, seeds = curves[0].runs[0], len(curves[0].runs)
-    notes = ["time: of training, on this network", "sent: by one worker, rank 0, in all and per step"]
-    if dense is not None:
-        goal = _score(dense)
-        notes.append(f"dense's end: a test {first.metric} of {goal}, the last of {dense.label}")
-        notes.append("speed-up: of the time to there")
+    notes = ["time: of training, on this network"]
     if seeds > 1:
-        notes.append(f"means over {seeds} seeds, with the standard deviation")
-    if seeds > 1 and dense is not None:
-        notes.append("dense's end: for the time to it, that of the same seed")
+        notes.insert(0, f"test {first.metric}: mean of {seeds} seeds ± standard deviation; other columns: means")
+    if dense is not None:
+        goal = f"until the test {first.metric} that {dense.label} ended with"
+        notes.append(f"time to dense's end: {goal}{', seed by seed' if seeds > 1 else ''}")
+    if "speed-up" in columns:
+        notes.append("speed-up: of the time to dense's end")
+    notes.append("sent: by one worker, rank 0, in all and per step")
     if first.note:
         notes.append(first.note)
     return notes
@@ -218,7 +220,7 @@ def _score(curve: Curve) -> str:
 
 
 def _time_to(curve: Curve, dense: Curve) -> str:
-    """A mean over those seeds from which it came there."""
+    """The time to where dense ends: a mean over those seeds from which a method came there."""
     times = curve.times_to(dense)
     reached = [seconds for seconds in times if seconds is not None]
     if not reached:
@@ -228,7 +230,7 @@ def _time_to(curve: Curve, dense: Curve) -> str:
 
 
 def _speedup(curve: Curve, dense: Curve) -> str:
-    """Of the time to where dense ends, if it came there from every seed."""
+    """How much sooner than dense a method comes to where dense ends, if it does from every seed."""
     mine, theirs = curve.times_to(dense), dense.times_to(dense)
     if curve is dense or None in mine or None in theirs:
         return ""

@@ -1,6 +1,5 @@
 """`spardl compare --pictures`: the metric against training time and against bytes sent, one curve per method."""
 
-import importlib.util
 import io
 import math
 import os
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spardl.cli.output import SHARES, as_bytes, check_target
-from spardl.config import METHODS
+from spardl.cli.plot import check_drawing
+from spardl.collectives.methods.registry import method_class
 from spardl.errors import ConfigError
 from spardl.train.report import TrainReport
 
@@ -99,7 +99,7 @@ def mean_of(numbers: Sequence[float]) -> float:
 
 
 def is_dense(method: str) -> bool:
-    return METHODS[method].startswith("spardl.collectives.dense:")
+    return method_class(method).about.dense
 
 
 def reference(curves: Sequence[Curve]) -> Curve | None:
@@ -109,11 +109,6 @@ def reference(curves: Sequence[Curve]) -> Curve | None:
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
-
-
-def check_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("pictures are drawn by matplotlib; install it with: pip install 'spardl[plot]'")
 
 
 def check_pictures(folder: Path | None) -> None:
@@ -127,7 +122,7 @@ def check_pictures(folder: Path | None) -> None:
         raise ConfigError(f"cannot put pictures into {folder}: permission denied.")
     for name in (OVER_TIME, OVER_BYTES) if folder.is_dir() else ():
         check_target(str(folder / f"{name}.png"))
-    check_matplotlib()
+    check_drawing()
 
 
 def save_pictures(curves: Sequence[Curve], folder: Path) -> None:
@@ -157,7 +152,7 @@ def as_svg(curves: Sequence[Curve], name: str) -> str:
 
 
 def draw(curves: Sequence[Curve], name: str) -> "Figure":
-    """`name` says over what."""
+    """A picture of these curves over the axis of this name."""
     from matplotlib.figure import Figure
 
     # Narrow, so that its letters can still be read where it is shrunk to the width of a phone.
@@ -221,7 +216,7 @@ def _styles(curves: Sequence[Curve], dense: Curve | None) -> dict[str, dict[str,
 
 
 def _scale_bytes(axes: "Axes", counts: list[float]) -> None:
-    """Logarithmic, unless nothing was sent, as by a single worker."""
+    """Make the axis of bytes logarithmic, unless nothing was sent, as by a single worker."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not counts or min(counts) <= 0:

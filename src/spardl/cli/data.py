@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spardl.cli.options import add_json_option
-from spardl.cli.output import as_bytes, as_seconds, records, table
+from spardl.cli.output import as_bytes, as_seconds, has_rich, records, table
 from spardl.cli.parser import Parser
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from spardl.train.data.catalogue import About
+    from spardl.train.data.catalogue import Listing
     from spardl.train.data.fetch import Watcher
 
 SUMMARY = "list the data sets, and fetch their official files"
@@ -72,7 +72,7 @@ def _list(target: str | None) -> int:
     return 0
 
 
-def _record(name: str, about: "About") -> dict[str, Any]:
+def _record(name: str, about: "Listing") -> dict[str, Any]:
     return {
         "data": name,
         "summary": about.summary,
@@ -83,13 +83,13 @@ def _record(name: str, about: "About") -> dict[str, Any]:
     }
 
 
-def _bytes(about: "About") -> int | None:
+def _bytes(about: "Listing") -> int | None:
     """What is to be downloaded in all, if that is known."""
     sizes = [download.size for download in about.downloads]
     return sum(size for size in sizes if size is not None) if sizes and None not in sizes else None
 
 
-def _source(about: "About") -> str:
+def _source(about: "Listing") -> str:
     if not about.downloads:
         return about.advice
     size = _bytes(about)
@@ -111,7 +111,7 @@ def _common(paths: Sequence[Path]) -> Path:
 
 @contextlib.contextmanager
 def _watcher() -> Iterator["Watcher"]:
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and has_rich():
         with _progress() as progress:
             yield Bar(progress)
     else:

@@ -1,7 +1,6 @@
 """`--log-dir`: a run in JSON lines, and in TensorBoard's event files where TensorBoard is installed."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from spardl.cli.output import to_json
 from spardl.errors import ConfigError
+from spardl.extras import how_to_install, is_installed
 from spardl.train.report import EpochReport, Outline, Quiet, StepReport
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class Log(Quiet):
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        if importlib.util.find_spec("tensorboard") is None:
+        if not is_installed("tensorboard"):
             print(
                 "spardl: TensorBoard is not installed, so the log is JSON lines only;"
-                " pip install 'spardl[train]' adds it.",
+                f" {how_to_install('tensorboard')} adds it.",
                 file=sys.stderr,
             )
         return self
@@ -56,7 +56,7 @@ class Log(Quiet):
     def begin(self, outline: Outline) -> None:
         self._samples_per_step = outline.samples_per_step
         self._forget_after(outline.first_step)
-        if importlib.util.find_spec("tensorboard") is not None:
+        if is_installed("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(self._folder), purge_step=outline.first_step + 1)

@@ -3,73 +3,103 @@
 import argparse
 import dataclasses
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
+from spardl.choices import check_choice, declared
 from spardl.cli.parser import number_of
-from spardl.config import (
-    METHODS,
-    Blocks,
-    DensitySchedule,
-    Gather,
-    Indices,
-    Rebalance,
-    Residuals,
-    Selection,
-    SyncConfig,
-    Threshold,
-    Transport,
-    Values,
-    check_choice,
-)
+from spardl.collectives.methods.registry import method_names
+from spardl.config import OF_A_MODEL, SyncConfig, options_of
+from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(SyncConfig)}
+
+MODEL_OPTIONS = (*OF_A_MODEL, "dense_below")
 
 
 def add_sync_options(parser: argparse.ArgumentParser, *, several_methods: bool = False) -> None:
     """How gradients are synchronised: the same names, meanings and defaults in every command."""
     group = parser.add_argument_group("synchronisation")
-    add = _Adder(group)
-    if several_methods:
-        group.add_argument(
-            "--methods",
-            "--method",
-            metavar="NAMES",
-            default="dense,spardl",
-            help="names that `spardl methods` lists, separated by commas, or all (default: %(default)s)",
-        )
-    else:
-        add("method", "NAME", "a name that `spardl methods` lists")
-    add("density", "SHARE", "share of the entries that a step sends, in (0, 1]", type=number)
-    group.add_argument(
-        "--density-warmup",
-        metavar="START:STEPS",
-        help="begin at density START and come down to --density over STEPS steps, such as 0.25:50; none for none"
-        " (default: 0.25 over the first epochs of a training below 0.5 %%, else none)",
-    )
-    add("teams", "N|auto", "number of teams, a divisor of the workers", type=_count_or("auto"))
-    add("gather", Gather, "how teams agree: recursive doubling or Bruck")
-    add("blocks", Blocks, "whether a block samples all layers or is a run of elements")
-    add("residuals", Residuals, "what happens to entries that were dropped on the way")
-    add("values", Values, "format of values on the wire")
-    add("indices", Indices, "format of indices on the wire")
-    add("selection", Selection, "when a block is cut: once, or at every addition")
-    add("rebalance", Rebalance, "how ExDyna moves its partitions")
-    add("threshold", Threshold, "how ExDyna and MiCRO follow their target")
-    add("transport", Transport, "who moves the bytes: our own connections, torch or MPI")
-    add("timeout", "SECONDS", "how long any wait for a peer may take", type=number)
+    for field in declared(SyncConfig):
+        if field.name == "method" and several_methods:
+            group.add_argument(
+                "--methods",
+                "--method",
+                metavar="NAMES",
+                default="dense,spardl",
+                help="names that `spardl methods` lists, separated by commas, or all (default: %(default)s)",
+            )
+        elif field.name not in MODEL_OPTIONS:
+            _add(group, field)
+        if field.name == "density":
+            group.add_argument(
+                "--density-warmup",
+                metavar="START:STEPS",
+                help="begin at density START and come down to --density over STEPS steps, such as 0.25:50; none for"
+                " none (default: 0.25 over the first epochs of a training below 0.5 %%, else none)",
+            )
+    _add_method_options(parser.add_argument_group("options of single methods"))
+
+
+def _add_method_options(group: argparse._ArgumentGroup) -> None:
+    owners: dict[str, list[str]] = {}
+    for method in method_names():
+        for name in options_of(method):
+            owners.setdefault(name, []).append(method)
+    for name, methods in owners.items():
+        _add(group, options_of(methods[0])[name], of=", ".join(methods))
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """What only a model's gradient knows: how its parameters are grouped and clipped."""
-    add = _Adder(parser.add_argument_group("gradients of a model"))
-    what = "what is synchronised together: all, each DDP bucket, or at most N elements"
-    add("groups", "model|bucket|N", what, type=_count_or("model", "bucket"))
-    add("merge", "PLANNER", "let a planner choose the groups: exact, omgs, mgwfbp, size:N, layer or single")
-    add("density_range", "LEAST:MOST", "with --merge: densities by group, what backward can hide (LAGS)", type=_range)
-    add("delta_every", "N", "steps between diagnoses of the selection; 0 is never", type=number_of("steps", at_least=0))
-    add("dense_below", "N", "groups with fewer elements than N go dense", type=number_of("elements", at_least=0))
-    add("local_clip", "NORM", "clip each worker's gradient to NORM / sqrt(workers), before it is added", type=number)
+    group = parser.add_argument_group("gradients of a model")
+    for field in declared(SyncConfig):
+        if field.name in MODEL_OPTIONS:
+            _add(group, field)
+
+
+def _add(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]", of: str = "") -> None:
+    """An option for a setting. Its value is None where it is not given; choices are shown here and checked later."""
+    default, meta = field.default, field.metadata
+    shown = (
+        ""
+        if default is None
+        else f" (default: {default:g})"
+        if isinstance(default, float)
+        else f" (default: {default})"
+    )
+    choices = "|".join(choice for choice in meta["choices"] if len(choice) > 1)
+    text = meta["text"].replace("`", "").replace("%", "%%")
+    group.add_argument(
+        "--" + field.name.replace("_", "-"),
+        default=None if of else default,
+        type=_type_of(field),
+        metavar=choices or meta["metavar"] or field.name.upper(),
+        help=(f"{of}: {text}" if of else text) + shown,
+    )
+
+
+def _type_of(field: "dataclasses.Field[Any]") -> Callable[[str], Any]:
+    if field.name == "density_range":
+        return _range
+    if field.metadata["parse"] in (int, float) or isinstance(field.default, float):
+        return number
+    if isinstance(field.default, int):
+        return number_of({"dense_below": "elements"}.get(field.name, "steps"), at_least=0)
+    parse: Callable[[str], Any] | None = field.metadata["parse"]
+    return str if parse is None or parse is str else _parsed(field.name, parse)
+
+
+def _parsed(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """An option type whose refusals are sentences."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor auto") from None
+
+    return parsed
 
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
@@ -99,44 +129,42 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
-def sync_config(options: argparse.Namespace, method: str | None = None) -> SyncConfig:
-    """The configuration that the options describe; raises `ConfigError` where they cannot work."""
+def sync_config(options: argparse.Namespace, method: str | None = None, *, others: bool = False) -> SyncConfig:
+    """The configuration that the options describe; raises `ConfigError` where they cannot work.
+
+    With `others`, options that this method does not have are meant for other methods of the same command.
+    """
     settings = {name: getattr(options, name) for name in DEFAULTS if hasattr(options, name)}
     if method is not None:
         settings["method"] = method
     if options.density_warmup is not None:
         settings["density"] = _warmup(options.density_warmup, settings["density"])
+    own = options_of(settings["method"])
+    for name in given_method_options(options):
+        if name in own or not others:
+            settings[name] = getattr(options, name)
     return SyncConfig(**settings)
+
+
+def given_method_options(options: argparse.Namespace) -> list[str]:
+    """The options of single methods that were given."""
+    known = dict.fromkeys(name for method in method_names() for name in options_of(method))
+    return [name for name in known if getattr(options, name, None) is not None]
 
 
 def sync_configs(options: argparse.Namespace) -> list[SyncConfig]:
     """One configuration per name in `--methods`, in that order."""
     names = [name.strip() for name in options.methods.split(",") if name.strip()]
     if names == ["all"]:
-        names = list(METHODS)
+        names = list(method_names())
     if not names:
         raise ConfigError("--methods names no method; `spardl methods` lists them.")
     for name in names:
-        check_choice("method", name, tuple(METHODS), hint="`spardl methods` lists them")
-    return [sync_config(options, name) for name in dict.fromkeys(names)]
-
-
-class _Adder:
-    """Adds options of `SyncConfig` fields, with their defaults. Choices are shown here and checked by SyncConfig."""
-
-    def __init__(self, group: argparse._ArgumentGroup) -> None:
-        self._group = group
-
-    def __call__(self, field: str, shape: Any, what: str, **settings: Any) -> None:
-        default = DEFAULTS[field]
-        value = f"{default:g}" if isinstance(default, float) else default
-        self._group.add_argument(
-            "--" + field.replace("_", "-"),
-            default=default,
-            metavar=shape if isinstance(shape, str) else "|".join(get_args(shape)),
-            help=what if default is None else f"{what} (default: {value})",
-            **settings,
-        )
+        check_choice("method", name, method_names(), hint="`spardl methods` lists them")
+    for option in given_method_options(options):
+        if not any(option in options_of(name) for name in names):
+            raise ConfigError(f"none of {', '.join(names)} has an option {option!r}; leave it out.")
+    return [sync_config(options, name, others=True) for name in dict.fromkeys(names)]
 
 
 def _port(text: str) -> int:
@@ -149,20 +177,6 @@ def _seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a seed, give a whole number from 0 on")
     return int(text)
-
-
-def _count_or(*words: str) -> Callable[[str], int | str]:
-    """An option type: a whole number, or one of these words."""
-
-    def parse(text: str) -> int | str:
-        if text in words:
-            return text
-        try:
-            return int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor {' or '.join(words)}") from None
-
-    return parse
 
 
 def _range(text: str) -> tuple[float, float]:

@@ -4,11 +4,15 @@ import contextlib
 import json
 import math
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from spardl.cli.columns import in_columns
 from spardl.errors import ConfigError
+from spardl.extras import is_installed
 
 Record = Mapping[str, Any]
 
@@ -88,13 +92,34 @@ def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, note: str = "", figures: bool = True
 ) -> None:
     """Print a table on standard output: the first column names things, the others hold figures, or else text."""
+    right = [figures and position > 0 for position in range(len(columns))]
+    (_styled_table if has_rich() else _plain_table)(title, columns, rows, right, note)
+
+
+def has_rich() -> bool:
+    """Whether tables have rules and progress has bars. Without rich, all of it is plain text."""
+    return is_installed("rich")
+
+
+def _plain_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], note: str
+) -> None:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PAGE_WIDTH
+    print(title, "", *in_columns(columns, rows, width=width, right=right), "", sep="\n")
+    if note:
+        print(note)
+
+
+def _styled_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], note: str
+) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for position, column in enumerate(columns):
-        grid.add_column(column, justify="right" if figures and position else "left", overflow="fold")
+    for column, to_right in zip(columns, right, strict=True):
+        grid.add_column(column, justify="right" if to_right else "left", overflow="fold")
     for row in rows:
         grid.add_row(*row)
     console = Console()
@@ -123,7 +148,7 @@ def as_seconds(*durations: float) -> str:
 
 
 def as_rate(bytes_per_second: float) -> str:
-    """`1 Gbit/s`."""
+    """A rate as networks have it: `1 Gbit/s`."""
     if not math.isfinite(bytes_per_second):
         return "unlimited"
     bits = 8 * bytes_per_second

@@ -11,9 +11,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spardl.cli.curves import INK, OVER_BYTES, OVER_TIME, Curve, as_svg, check_matplotlib, is_dense, points
+from spardl.cli.curves import INK, OVER_BYTES, OVER_TIME, Curve, as_svg, is_dense, points
 from spardl.cli.output import as_bytes, as_figure, as_percent, as_seconds, check_target
-from spardl.config import DensitySchedule, SyncConfig
+from spardl.cli.plot import check_drawing
+from spardl.config import SyncConfig
+from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
 from spardl.train.report import TrainReport
 from spardl.version import __version__
@@ -80,7 +82,7 @@ def check_page(target: str | None) -> None:
     if Path(target).suffix.lower() not in ENDINGS:
         raise ConfigError(f"cannot write a page to {target}: give it a name that ends in {' or '.join(ENDINGS)}.")
     check_target(target)
-    check_matplotlib()
+    check_drawing()
 
 
 def write_page(target: str, summary: "Summary", curves: Sequence[Curve], arguments: Sequence[str]) -> None:

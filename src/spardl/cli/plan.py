@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from spardl.cli.options import add_json_option, add_model_options, add_sync_options, add_worker_options, sync_config
 from spardl.cli.output import as_seconds, records, table
 from spardl.cli.parser import number_of
+from spardl.cli.plot import check_plot
 from spardl.cli.ranks import run_on_ranks
 from spardl.cli.units import bytes_per_second, seconds
 from spardl.config import MERGES, SyncConfig
 from spardl.errors import ConfigError
-from spardl.train.place import Place
+from spardl.launch.place import Place
+from spardl.train.data import check_packages
 from spardl.train.recipes import choose_recipe
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
     config = sync_config(options)
     if config.merge is None:
         raise ConfigError(f"without --merge there is nothing to plan; choose from {', '.join(MERGES)}.")
+    check_plot(options.picture)
     if options.recipe is not None:
         return _measure(options, config)
     workers = options.workers or SHAPE_WORKERS
@@ -71,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace, config: SyncConfig) -> int:
     batch = {} if options.batch_size is None else {"batch_size": options.batch_size}
     recipe = choose_recipe(options.recipe, given=batch)
+    check_packages(recipe.data)
 
     def work(place: Place) -> None:
         from spardl.train.loop import train_until_planned

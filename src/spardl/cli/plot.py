@@ -1,11 +1,11 @@
 """`--plot`: a run as a picture."""
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spardl.cli.output import check_target
 from spardl.errors import ConfigError
+from spardl.extras import require
 
 if TYPE_CHECKING:
     from spardl.train.report import TrainReport
@@ -20,8 +20,12 @@ def check_plot(target: str | None) -> None:
     if Path(target).suffix.lower() not in FORMATS:
         raise ConfigError(f"cannot draw {target}: give it a name that ends in {', '.join(FORMATS)}.")
     check_target(target)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("pictures are drawn by matplotlib; install it with: pip install 'spardl[plot]'")
+    check_drawing()
+
+
+def check_drawing() -> None:
+    """Refuse to draw without what draws."""
+    require("matplotlib", "pictures are drawn by matplotlib")
 
 
 def draw_run(report: "TrainReport", target: str) -> None:

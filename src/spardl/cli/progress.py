@@ -1,11 +1,14 @@
-"""What a person sees while a recipe trains: a bar per epoch on a terminal, and a line per epoch. On standard error."""
+"""What a person sees while a recipe trains: a bar per epoch on a terminal, and a line per epoch. On standard error.
+
+The bar is drawn by rich; without it there are the lines.
+"""
 
 import contextlib
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from spardl.cli.output import as_figure
+from spardl.cli.output import as_figure, has_rich
 from spardl.train.report import EpochReport, Outline, Quiet, StepReport
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ def observer(rank: int) -> Iterator["Observer"]:
     """Rank 0 reports; the others are quiet."""
     if rank != 0:
         yield Quiet()
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty() and has_rich():
         with _progress() as progress:
             yield Bar(progress)
     else:

@@ -1,15 +1,13 @@
 """A command that many ranks carry out: start them, or be one of them."""
 
 import argparse
-import os
-import socket
+import sys
 from collections.abc import Callable, Sequence
 
 from spardl.cli.output import check_target
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
-from spardl.train.launchers import LOOPBACK
-from spardl.train.place import Place
+from spardl.launch.place import Place
 
 DEFAULT_WORKERS = 4
 
@@ -29,30 +27,21 @@ def run_on_ranks(
             f"--workers {workers} contradicts the launcher's WORLD_SIZE={place.workers}; leave --workers out."
         )
     for config in configs:
-        config.resolved_gather(workers)
+        config.check_for(workers)
     check_target(options.json)
     if place is None:
-        from spardl.cli.launch import launch
+        from spardl.launch.local import launch
 
-        return launch(options.arguments, workers, options.port, patience)
+        command = [sys.executable, "-P", "-m", "spardl", *options.arguments]
+        return launch(command, workers, _say, port=options.port, patience=patience)
+    from spardl.launch.rank import run_rank
 
-    _set_defaults(place)
-    from spardl.train.rendezvous import process_group
-    from spardl.transport.mpi import leave_mpi
-
-    with process_group(place, timeout=min(config.timeout for config in configs)):
-        body(place)
-    leave_mpi()
+    run_rank(place, min(config.timeout for config in configs), body)
     return 0
 
 
-def _set_defaults(place: Place) -> None:
-    """What our own launcher sets and others leave open. Before torch is imported, which reads some of it."""
-    # c10d logs at length what it then raises as an error, which we turn into a sentence.
-    defaults = {"TORCH_CPP_LOG_LEVEL": "FATAL", "MASTER_ADDR": place.host}
-    if place.host == LOOPBACK and place.workers > 1:
-        defaults["OMP_NUM_THREADS"] = "1"  # ranks that share a machine
-        if any(name == "lo" for _, name in socket.if_nameindex()):
-            defaults["GLOO_SOCKET_IFNAME"] = "lo"
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+def _say(sentence: str) -> None:
+    """What the launcher has to say, on standard error."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h\r\x1b[K")  # a progress bar that was cut off leaves the cursor hidden
+    print(f"spardl: {sentence}", file=sys.stderr, flush=True)

@@ -32,10 +32,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     config = sync_config(options)
-    config.resolved_gather(options.workers)
+    config.check_for(options.workers)
     latency, bandwidth = seconds(options.latency), bytes_per_second(options.bandwidth)
     with records(options.json) as write:
-        from spardl.simulation import SimulationReport, simulate
+        from spardl.simulator.cluster import SimulationReport, simulate
 
         report: SimulationReport = simulate(
             workers=options.workers,

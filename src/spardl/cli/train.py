@@ -13,9 +13,9 @@ from spardl.cli.parser import number_of
 from spardl.cli.plot import check_plot, draw_run
 from spardl.cli.progress import observer
 from spardl.cli.ranks import run_on_ranks
-from spardl.cli.signals import asked_to_stop
 from spardl.cli.training import add_checkpoint_options, add_recipe_options, chosen_recipe, chosen_saving
-from spardl.train.place import Place
+from spardl.launch.place import Place
+from spardl.launch.signals import asked_to_stop
 
 if TYPE_CHECKING:
     from spardl.train.report import Observer, TrainReport

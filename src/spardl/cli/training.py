@@ -8,6 +8,7 @@ from spardl.cli.file import add_config_option
 from spardl.cli.options import add_json_option, add_seed_option, number
 from spardl.cli.parser import Numbers, number_of
 from spardl.errors import ConfigError
+from spardl.train.data import check_packages
 from spardl.train.recipes import DEFAULT, Recipe, choose_recipe
 from spardl.train.saving import DEFAULT_KEEP, Every, Saving
 from spardl.train.settings import SETTINGS, Amp, Decay, Optimizer, Schedule
@@ -95,11 +96,13 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
 def chosen_recipe(options: argparse.Namespace) -> Recipe:
     """The recipe that the options name, with what they change; raises `ConfigError` where they cannot work."""
     given = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
-    return choose_recipe(options.recipe, options.model, options.dataset, given)
+    recipe = choose_recipe(options.recipe, options.model, options.dataset, given)
+    check_packages(recipe.data)
+    return recipe
 
 
 def chosen_saving(options: argparse.Namespace) -> Saving:
-    """Likewise, where checkpoints go and come from."""
+    """Where checkpoints go and come from, by the options; raises `ConfigError` where that cannot work."""
     if options.checkpoint_dir is None and (options.save_every is not None or options.keep is not None):
         option = "--save-every" if options.save_every is not None else "--keep"
         raise ConfigError(f"{option} has nothing to save to; add --checkpoint-dir.")

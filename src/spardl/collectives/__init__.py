@@ -1,1 +1,1 @@
-"""The algorithms, without I/O: one file each. A method is one file here plus one line in `config.METHODS`."""
+"""The algorithms, without I/O: one file each. A method is one file in `methods/` plus one line in its registry."""

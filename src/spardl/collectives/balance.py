@@ -4,13 +4,20 @@ A gather is as slow as its largest piece. After this round all pieces are alike,
 Cost: one round; a member sends only what it has too much of, so at most its own entries.
 """
 
-import numpy as np
-import torch
+from __future__ import annotations
 
-from spardl.collectives.memory import Memory
-from spardl.collectives.program import Program, Round, Team
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spardl.collectives.program import Message, Program, Round, Team
 from spardl.errors import ProtocolError
-from spardl.sparse import Ints, SparseBlocks
+from spardl.sparse import SparseBlocks
+from spardl.sparse import join as join_arrays
+
+if TYPE_CHECKING:
+    from spardl.memory.memory import Memory
+    from spardl.sparse import Ints
 
 WHOLE = np.array([0])  # the one block that all entries are addressed by
 
@@ -27,24 +34,26 @@ def deal_evenly(team: Team, memory: Memory, mine: SparseBlocks, counts: Ints) ->
         return max(held[holder], wanted[taker]), min(held[holder + 1], wanted[taker + 1])
 
     sends, receives = [], []
-    kept = SparseBlocks.empty(WHOLE, memory.acc.device)
+    kept = memory.nothing(WHOLE)
     for distance in range(team.size):
         taker, giver = (team.position + distance) % team.size, (team.position - distance) % team.size
         first, stop = overlap(team.position, taker)
         if first < stop:
             piece = _slice(mine, first - held[team.position], stop - held[team.position])
             if distance:
-                sends.append((team.member(distance), memory.pack(memory.code(piece), np.array([stop - first]))))
+                size = np.array([stop - first])
+                frame = memory.frames.pack(memory.frames.code(piece), size)
+                sends.append(Message(team.member(distance), frame, memory.frames.capacity(WHOLE, size)))
             else:
                 kept = piece
         first, stop = overlap(giver, team.position)
         if distance and first < stop:
             receives.append((giver, -distance, np.array([stop - first])))
-    places = [(team.member(distance), memory.capacity(WHOLE, size)) for _, distance, size in receives]
+    places = [(team.member(distance), memory.frames.capacity(WHOLE, size)) for _, distance, size in receives]
     frames = yield Round(sends, places, "balance")
     pieces = {team.position: kept}
     for (giver, distance, size), frame in zip(receives, frames, strict=True):
-        pieces[giver] = memory.unpack(frame, WHOLE, size, team.member(distance)).decode()
+        pieces[giver] = memory.frames.unpack(frame, WHOLE, size, team.member(distance)).decode()
     return join(team, pieces), np.diff(wanted)
 
 
@@ -62,5 +71,5 @@ def join(team: Team, pieces: dict[int, SparseBlocks]) -> SparseBlocks:
                 raise ProtocolError(f"rank {rank} sent entries of another rank's slice; none was applied.", peer=rank)
             last = int(pieces[member].indices[-1])
     in_order = [pieces[member] for member in sorted(pieces)]
-    indices = torch.cat([piece.indices for piece in in_order])
-    return SparseBlocks(WHOLE, np.array([len(indices)]), indices, torch.cat([piece.values for piece in in_order]))
+    indices = join_arrays([piece.indices for piece in in_order])
+    return SparseBlocks(WHOLE, np.array([len(indices)]), indices, join_arrays([piece.values for piece in in_order]))

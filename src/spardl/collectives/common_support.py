@@ -1,13 +1,30 @@
-"""The sum of all workers' values at coordinates that all of them know: no index travels, nothing is dropped."""
+"""Coordinates that all workers know, and the sum of all workers' values there: nothing is dropped."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-from spardl.collectives.memory import Memory
-from spardl.collectives.program import Program, Round, Team
-from spardl.config import Values
-from spardl.sparse import SparseBlocks
-from spardl.wire import vector
+from typing import TYPE_CHECKING
+
+from spardl.collectives.bruck import bruck, gather_blocks
+from spardl.collectives.owners import exchange_with_owners
+from spardl.collectives.program import Program, Team
+from spardl.sparse import SparseBlocks, join
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spardl.memory.frames import Frames
+    from spardl.memory.memory import Memory
+    from spardl.sparse import Array, Ints
+
+
+def gather_support(team: Team, memory: Memory, chosen: SparseBlocks, ids: Ints, limits: Ints) -> Program[SparseBlocks]:
+    """Return the coordinates that all members chose, member by member: only indices travel, in ceil(log2 m) rounds.
+
+    Member i chose in block `ids[i]`, and at most `limits[i]` entries.
+    """
+    indices = memory.frames.without_values()
+    pieces = yield from gather_blocks(team, indices, indices.code(chosen), ids, limits, name="indices")
+    return indices.join(pieces).decode()
 
 
 def sum_at(team: Team, memory: Memory, support: SparseBlocks) -> Program[SparseBlocks]:
@@ -16,83 +33,58 @@ def sum_at(team: Team, memory: Memory, support: SparseBlocks) -> Program[SparseB
     Member b sums block b, in member order: one round of m - 1 messages there, ceil(log2 m) rounds back, in all
     2 (m - 1)/m values per coordinate and member. Whoever rounds keeps the error.
     """
-    sizes = support.counts.tolist()
-    form, position = _form(memory), team.position
-    taken = memory.acc.take_at(support)
-    _poison_unless_finite(memory, taken)
-    mine = taken.split(sizes)
-    rounded = []
-    frames = []
-    for values in mine:
-        frame, seen = vector.pack(values, form, poisoned=memory.acc.poisoned)
-        frames.append(frame)
-        rounded.append(seen)
-    _keep_error(memory, support, torch.cat(mine) - torch.cat(rounded))
+    frames, sizes = memory.frames, support.counts.tolist()
+    taken = memory.take_at(support)
+    if not memory.algebra.are_finite(taken):
+        memory.poison()
+    packed = [frames.pack_values(values) for values in taken.split(sizes)]
+    frames.keep_error(support, taken - join([seen for _, seen in packed]))
 
-    own = sizes[position]
-    distances = range(1, team.size)
-    sends = [(team.member(d), frames[(position + d) % team.size]) for d in distances]
-    arrived = yield Round(sends, [(team.member(-d), vector.size(own, form)) for d in distances], "values to owners")
-    versions = {position: rounded[position]}
-    for distance, frame in zip(distances, arrived, strict=True):
-        values = vector.unpack(frame, own, form, team.member(-distance))
-        versions[(position - distance) % team.size] = _or_poison(memory, values, own)
-    total = torch.zeros_like(rounded[position])
+    total = yield from _sum_own_block(team, memory, packed, sizes)
+    frame, seen = frames.pack_values(total)
+    frames.keep_error(_block(support, team.position, total), total - seen)
+    sums = yield from bruck(team, (frame, seen), _Sums(frames, sizes), "sums")
+    return SparseBlocks(support.ids, support.counts, support.indices, join([values for _, values in sums]))
+
+
+def _sum_own_block(
+    team: Team, memory: Memory, packed: list[tuple[Tensor, Tensor]], sizes: list[int]
+) -> Program[Tensor]:
+    """Send each block's values to its owner, and add up what arrives for this member's block, in member order."""
+    frames, own = memory.frames, sizes[team.position]
+    arrived = yield from exchange_with_owners(
+        team, lambda block: packed[block][0], lambda block: frames.values_capacity(sizes[block]), "values to owners"
+    )
+    versions = {sender: frames.unpack_values(frame, own, team.ranks[sender]) for sender, frame in arrived}
+    versions[team.position] = packed[team.position][1]
+    total = memory.algebra.zeros(own)
     for member in range(team.size):
         total += versions[member]
-
-    _poison_unless_finite(memory, total)
-    frame, seen = vector.pack(total, form, poisoned=memory.acc.poisoned)
-    first = sum(sizes[:position])
-    block = SparseBlocks(
-        support.ids[position : position + 1],
-        support.counts[position : position + 1],
-        support.indices[first : first + own],
-        total,
-    )
-    _keep_error(memory, block, total - seen)
-    sums = yield from _gather(team, memory, frame, seen, sizes)
-    return SparseBlocks(support.ids, support.counts, support.indices, torch.cat(sums))
+    return total
 
 
-def _gather(team: Team, memory: Memory, frame: Tensor, seen: Tensor, sizes: list[int]) -> Program[list[Tensor]]:
-    """Bruck's doubling over frames of known sizes. Every member decodes the same bytes."""
-    form = _form(memory)
-    frames = {team.position: frame}
-    sums = {team.position: seen}
-    while len(frames) < team.size:
-        gap = len(frames)
-        count = min(gap, team.size - gap)
-        here = [(team.position + i) % team.size for i in range(count)]
-        there = [(team.position + gap + i) % team.size for i in range(count)]
-        counts = [sizes[block] for block in there]
-        capacity = sum(vector.size(count, form) for count in counts)
-        (received,) = yield team.exchange(
-            torch.cat([frames[block] for block in here]), to=-gap, source=gap, capacity=capacity, name="sums"
-        )
-        for block, piece in zip(there, vector.split(received, counts, form, team.member(gap)), strict=True):
-            frames[block] = piece
-            sums[block] = _or_poison(memory, vector.unpack(piece, sizes[block], form, team.member(gap)), sizes[block])
-    return [sums[block] for block in range(team.size)]
+def _block(support: SparseBlocks, position: int, values: Tensor) -> SparseBlocks:
+    """One block of the support, with these values."""
+    first = int(support.counts[:position].sum())
+    own = slice(position, position + 1)
+    return SparseBlocks(support.ids[own], support.counts[own], support.indices[first : first + len(values)], values)
 
 
-def _form(memory: Memory) -> Values:
-    assert memory.codec.values != "none", "only indices travel without values"
-    return memory.codec.values
+class _Sums:
+    """A parcel of one values frame per member, beside what it decodes to. Every member decodes the same bytes."""
 
+    def __init__(self, frames: Frames, sizes: list[int]) -> None:
+        self._frames, self._sizes = frames, sizes
 
-def _keep_error(memory: Memory, entries: SparseBlocks, error: Tensor) -> None:
-    if memory.codec.values != "fp32":
-        memory.give_back(SparseBlocks(entries.ids, entries.counts, entries.indices, error))
+    def capacity(self, members: list[int]) -> int:
+        return sum(self._frames.values_capacity(self._sizes[member]) for member in members)
 
+    def pack(self, items: list[tuple[Tensor, Tensor]], members: list[int]) -> Array:
+        return join([frame for frame, _ in items])
 
-def _poison_unless_finite(memory: Memory, values: Tensor) -> None:
-    if not torch.isfinite(values).all():
-        memory.acc.poisoned = True
-
-
-def _or_poison(memory: Memory, values: Tensor | None, count: int) -> Tensor:
-    if values is None:
-        memory.acc.poisoned = True
-        return torch.zeros(count, device=memory.acc.device)
-    return values
+    def unpack(self, frame: Array, members: list[int], peer: int) -> list[tuple[Tensor, Tensor]]:
+        counts = [self._sizes[member] for member in members]
+        pieces = self._frames.split_values(frame, counts, peer)
+        return [
+            (piece, self._frames.unpack_values(piece, count, peer)) for piece, count in zip(pieces, counts, strict=True)
+        ]

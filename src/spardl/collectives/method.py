@@ -1,41 +1,81 @@
-"""What every method offers, and the registry that finds it by name."""
+"""What every method offers."""
 
-import importlib
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from spardl.blocks import BlockLayout
-from spardl.collectives.memory import Memory
+from spardl.choices import check_settings, setting
+from spardl.collectives.price import Price
 from spardl.collectives.program import Program, Team
-from spardl.config import METHODS, SyncConfig, check_choice
-from spardl.sparse import SparseBlocks
+from spardl.memory.layout import BlockLayout
+
+if TYPE_CHECKING:
+    from spardl.memory.memory import Memory
+    from spardl.sparse import SparseBlocks
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What `spardl methods` prints. k entries of n elements over P workers, d teams.
+    """What `spardl methods` prints, and tests hold the method to.
 
+    paper      where it was published
+    rounds     on the rank that takes most of them, in a settled step
+    entries    that the rank which sends most of them sends; of a dense method without indices
+    note       what the formulas leave out
+    dense      its result is every entry, and nothing waits
     by_blocks  it touches blocks one after another, so that some can be added up while others travel
     """
 
     paper: str
-    rounds: str
-    entries: str
+    rounds: Price
+    entries: Price
+    note: str = ""
+    dense: bool = False
     by_blocks: bool = False
 
 
 @dataclass(frozen=True)
-class Place:
+class NoOptions:
+    """The options of a method that has none. Others derive from it: fields made by `choices.setting`, checked."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def check_for(self, workers: int) -> None:
+        """Raise `ConfigError` if these options cannot work with so many workers."""
+
+
+@dataclass(frozen=True)
+class BlockOptions(NoOptions):
+    """Options of methods that deal the vector out to blocks of equal length."""
+
+    blocks: str = setting(
+        "interleaved",
+        "interleaved: each block samples all layers; contiguous: stretches of the vector, as in the paper",
+        choices=("interleaved", "contiguous"),
+    )
+
+    def layout(self, length: int, count: int) -> BlockLayout:
+        """`length` elements in `count` blocks."""
+        make = BlockLayout.interleaved if self.blocks == "interleaved" else BlockLayout.contiguous
+        return make(length, count)
+
+
+@dataclass(frozen=True)
+class Seat:
     """Where a method works: this rank among the workers, and the vector that it synchronises.
 
-    `sizes` are those of the tensors that make up the vector; `name` tells groups of one model apart, and `common` is
-    what they share.
+    options  those of the method
+    sizes    of the tensors that make up the vector
+    name     tells groups of one model apart
+    common   what groups of one model share
     """
 
     rank: int
     workers: int
     length: int
-    config: SyncConfig
+    options: NoOptions = NoOptions()
     sizes: tuple[int, ...] = ()
     name: str = ""
     common: dict[str, Any] = field(default_factory=dict)
@@ -47,30 +87,34 @@ class Place:
 
 
 class Method(Protocol):
-    """One group's synchronisation. Built on every rank for the same place, apart from the rank."""
+    """One group's synchronisation. Built on every rank for the same seat, apart from the rank."""
 
     about: ClassVar[About]
+    Options: ClassVar[type[NoOptions]]
     layout: BlockLayout
 
-    def __init__(self, place: Place) -> None: ...
+    def __init__(self, seat: Seat) -> None: ...
 
     def synchronize(self, memory: Memory, density: float) -> Program[SparseBlocks | None]:
-        """Sum the accumulators of all ranks. Returns the agreed sum; None if it is dense, in the accumulator."""
+        """Sum the memories of all ranks. Returns the agreed sum; None if it is dense, in memory."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """A snapshot of what it has learned, in plain values: the step is rolled back to it, or resumed from it."""
+        ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-def method_class(name: str) -> type[Method]:
-    """The class registered under this name."""
-    check_choice("method", name, tuple(METHODS), hint="`spardl methods` lists them")
-    module, _, attribute = METHODS[name].partition(":")
-    found: type[Method] = getattr(importlib.import_module(module), attribute)
-    return found
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a snapshot. `StateError` if it cannot be one of this method in this place."""
+        ...
 
 
-def block_layout(place: Place, count: int) -> BlockLayout:
-    make = BlockLayout.interleaved if place.config.blocks == "interleaved" else BlockLayout.contiguous
-    return make(place.length, count)
+class Stateless:
+    """For methods that learn nothing from step to step."""
+
+    Options: ClassVar[type[NoOptions]] = NoOptions
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass

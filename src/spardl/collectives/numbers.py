@@ -1,31 +1,46 @@
 """All-gather of a few whole numbers: counts, boundaries, histograms."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
+from spardl.collectives.bruck import bruck
 from spardl.collectives.program import Program, Team
 from spardl.errors import ProtocolError
-from spardl.sparse import Ints
+
+if TYPE_CHECKING:
+    from spardl.sparse import Array, Ints
+
+Row = NDArray[np.int32]
 
 
 def all_gather_numbers(team: Team, numbers: Sequence[int] | Ints, name: str = "numbers") -> Program[Ints]:
     """Every member's numbers (as many from each) as rows, in member order: ceil(log2 m) rounds by Bruck's doubling."""
     mine = np.asarray(numbers, np.int64)
     assert not mine.size or np.abs(mine).max() < 2**31, "these travel in 32 bits"
-    rows = mine.astype(np.int32).reshape(1, -1)  # row i belongs to member (position + i) mod m
-    width = rows.shape[1]
-    while len(rows) < team.size:
-        gap = len(rows)
-        count = min(gap, team.size - gap)
-        frame = rows[:count].copy().view(np.uint8).reshape(-1)
-        size = count * width * 4
-        (received,) = yield team.exchange(frame, to=-gap, source=gap, capacity=size, name=name)
-        if len(received) != size:
-            raise ProtocolError(
-                f"rank {team.member(gap)} sent {len(received)} bytes of numbers instead of {size}.",
-                peer=team.member(gap),
-            )
-        rows = np.concatenate((rows, torch.as_tensor(received).cpu().numpy().view(np.int32).reshape(count, width)))
-    return np.roll(rows, team.position, axis=0).astype(np.int64)
+    rows = yield from bruck(team, mine.astype(np.int32), _Rows(mine.size), name)
+    return np.stack(rows).astype(np.int64)
+
+
+class _Rows:
+    """A parcel of `width` 32-bit numbers per member."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def capacity(self, members: list[int]) -> int:
+        return 4 * self._width * len(members)
+
+    def pack(self, items: list[Row], members: list[int]) -> Array:
+        return np.concatenate(items).view(np.uint8)
+
+    def unpack(self, frame: Array, members: list[int], peer: int) -> list[Row]:
+        size = self.capacity(members)
+        if len(frame) != size:
+            raise ProtocolError(f"rank {peer} sent {len(frame)} bytes of numbers instead of {size}.", peer=peer)
+        received = frame if isinstance(frame, np.ndarray) else frame.cpu().numpy()
+        return list(received.view(np.int32).reshape(len(members), self._width))

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from spardl.collectives.snapshot import Snapshot
 from spardl.sparse import Ints
 
 BLOCKS = 1024
@@ -87,7 +88,7 @@ class Partition:
     def state_dict(self) -> dict[str, Any]:
         return {"edges": self.edges.tolist(), "histogram": self.histogram.tolist(), "steps": self.steps}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.edges = np.asarray(state["edges"], np.int64)
-        self.histogram = np.asarray(state["histogram"], float)
-        self.steps = state["steps"]
+    def load_state_dict(self, saved: Snapshot) -> None:
+        edges = saved.boundaries("edges", count=self.workers, last=self.blocks)
+        histogram, steps = saved.numbers("histogram", count=self.blocks), saved.count("steps")
+        self.edges, self.histogram, self.steps = edges, histogram, steps

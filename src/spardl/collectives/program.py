@@ -3,46 +3,62 @@
 It opens no socket, knows no thread and measures no time; a transport drives it. `yield from` composes programs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from spardl.sparse import Array
+    from spardl.sparse import Array
 
 Result = TypeVar("Result")
+
+
+class Message(NamedTuple):
+    """A frame for the rank `peer`.
+
+    `frame` is bytes, as a numpy array or a tensor, whichever the sender and the transport have. `capacity` is what the
+    receiver names for this message: the frame is no longer, and a transport whose two sides must name one size fills it
+    up to that.
+    """
+
+    peer: int
+    frame: Array
+    capacity: int
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """One message to each of some peers, one from each of some peers. The program is sent the list of arrived frames.
 
-    Frames are bytes, as numpy arrays or tensors, whichever the sender and the transport have.
+    `receive` lists peers, each with the capacity of its message, so that no size travels ahead. `name` is for people;
+    both sides of a message use the same, by which transports may notice ranks that run different programs. `meanwhile`
+    is work that this rank has to do anyway and that no message of the round depends on: a transport does it when all
+    messages have left, while they travel.
 
-    `receive` names the capacity of each message, so that no size travels ahead. `name` is for people; both sides of a
-    message use the same, by which transports may notice ranks that run different programs. `meanwhile` is work that
-    this rank has to do anyway and that no message of the round depends on: it is done while they travel.
+    What arrives may be longer than what was sent, up to the capacity; frames say for themselves how long they are.
     """
 
-    send: list[tuple[int, Array]]
+    send: list[Message]
     receive: list[tuple[int, int]]
     name: str
     meanwhile: Callable[[], None] | None = None
 
-    def use_the_time(self) -> float:
-        """For transports, when all messages have left: do what can be done meanwhile. Seconds that it took."""
-        if self.meanwhile is None:
-            return 0.0
-        started = perf_counter()
-        self.meanwhile()
-        return perf_counter() - started
+    def __post_init__(self) -> None:
+        for peer, frame, capacity in self.send:
+            assert len(frame) <= capacity, f"{len(frame)} bytes for rank {peer} in {self.name}, of at most {capacity}"
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sum `tensor` over all ranks in place, by whatever the transport does best. The program is sent nothing."""
+    """Sum `tensor` over all ranks in place, by whatever the transport does best. The program is sent nothing.
+
+    All ranks give tensors of one shape and type. It may be a sparse COO tensor, as the gradient of an embedding is:
+    then its entries may differ between ranks, it need not be coalesced, and it has all ranks' entries in the end.
+    """
 
     tensor: Tensor
     name: str = "all_reduce"
@@ -67,15 +83,25 @@ class Team:
         """The rank at this distance round the ring."""
         return self.ranks[(self.position + distance) % self.size]
 
+    def rotated(self, places: int) -> Team:
+        """A team of these ranks, each of them `places` places further on, seen from the same rank."""
+        ranks = tuple(self.ranks[(place - places) % self.size] for place in range(self.size))
+        return Team(ranks, (self.position + places) % self.size)
+
     def exchange(
         self,
         frame: Array,
         *,
         to: int,
         source: int,
-        capacity: int,
+        send_capacity: int,
+        receive_capacity: int,
         name: str,
         meanwhile: Callable[[], None] | None = None,
     ) -> Round:
-        """Send to the member at distance `to`, receive from the one at distance `source`."""
-        return Round([(self.member(to), frame)], [(self.member(source), capacity)], name, meanwhile)
+        """Send to the member at distance `to`, receive from the one at distance `source`.
+
+        `send_capacity` is the most that `frame` may have, which its receiver names as `receive_capacity`.
+        """
+        message = Message(self.member(to), frame, send_capacity)
+        return Round([message], [(self.member(source), receive_capacity)], name, meanwhile)

@@ -9,17 +9,23 @@ round, once per set bit, until the offset is 0. A block that was sent is never r
 go in one message, and each is cut down to its budget just before it leaves.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spardl.collectives.memory import Memory
 from spardl.collectives.program import Program, Team
-from spardl.sparse import Ints, split
-from spardl.wire.frame import CodedBlocks
+from spardl.sparse import split
+
+if TYPE_CHECKING:
+    from spardl.memory.memory import Memory
+    from spardl.sparse import Ints
+    from spardl.wire.frame import CodedBlocks
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)  # of a large team the blocks of one member alone take a hundred kilobytes
 def schedule(size: int, position: int) -> list[tuple[int, Ints, Ints]]:
     """For each round the distance, the blocks to send that far forward, and the blocks that arrive from as far back."""
     rounds = []
@@ -44,29 +50,36 @@ def spar_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: i
 
 
 def eager_reduce_scatter(team: Team, memory: Memory, budgets: Ints, own_budget: int) -> Program[CodedBlocks]:
-    """The same exchange, but every block is cut at once and again after each addition, so that all state is sparse.
+    """Return this member's block as `spar_reduce_scatter` does, cutting every block at once and after each addition.
 
-    It drops more on the way than the lazy form; it is here for comparison.
+    All state is sparse then. It drops more on the way than the lazy form; it is here for comparison.
     """
+    algebra, frames = memory.algebra, memory.frames
     everything = memory.take_largest(np.arange(team.size), budgets)
     held = split(everything)
     for gap, sent, arriving in schedule(team.size, team.position):
-        coded = CodedBlocks.join([memory.code(held[block]) for block in sent])
+        coded = frames.join([frames.code(held[block]) for block in sent])
         received = yield from _exchange(team, memory, coded, gap, arriving, budgets)
         for block, piece in zip(arriving, received.split(), strict=True):
-            held[block], dropped = memory.cut(memory.merge(held[block], piece.decode()), int(budgets[block]))
+            held[block], dropped = algebra.cut(algebra.merge(held[block], piece.decode()), int(budgets[block]))
             memory.give_back(dropped)
-    mine, dropped = memory.cut(held[team.position], own_budget)
+    mine, dropped = algebra.cut(held[team.position], own_budget)
     memory.give_back(dropped)
-    return memory.code(mine)
+    return frames.code(mine)
 
 
 def _exchange(
     team: Team, memory: Memory, coded: CodedBlocks, gap: int, arriving: Ints, budgets: Ints
 ) -> Program[CodedBlocks]:
-    frame = memory.pack(coded, budgets[coded.ids])
-    capacity = memory.capacity(arriving, budgets[arriving])
+    frames = memory.frames
+    frame = frames.pack(coded, budgets[coded.ids])
     (received,) = yield team.exchange(
-        frame, to=gap, source=-gap, capacity=capacity, name="spar_reduce_scatter", meanwhile=memory.meanwhile
+        frame,
+        to=gap,
+        source=-gap,
+        send_capacity=frames.capacity(coded.ids, budgets[coded.ids]),
+        receive_capacity=frames.capacity(arriving, budgets[arriving]),
+        name="spar_reduce_scatter",
+        meanwhile=memory.meanwhile,
     )
-    return memory.unpack(received, arriving, budgets[arriving], team.member(-gap))
+    return frames.unpack(received, arriving, budgets[arriving], team.member(-gap))

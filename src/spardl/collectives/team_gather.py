@@ -4,16 +4,22 @@ SparDL (Zhao et al., ICDE 2024). All of them must end with the same bits, so sum
 Several ranks compute the same cut; exactly one of them keeps what it drops.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spardl.collectives.all_gather import bruck_all_gather
-from spardl.collectives.memory import Memory
+from spardl.collectives.bruck import gather_blocks
 from spardl.collectives.program import Program, Team
-from spardl.sparse import SparseBlocks
-from spardl.wire.frame import CodedBlocks
+from spardl.collectives.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from spardl.memory.memory import Memory
+    from spardl.sparse import SparseBlocks
+    from spardl.wire.frame import CodedBlocks
 
 
 def recursive_team_gather(teams: Team, memory: Memory, mine: CodedBlocks, budget: int) -> Program[CodedBlocks]:
@@ -21,45 +27,51 @@ def recursive_team_gather(teams: Team, memory: Memory, mine: CodedBlocks, budget
 
     After round s, groups of 2**s members hold the same block.
     """
-    ids, budgets = mine.ids, np.array([budget])
+    frames, ids, budgets = memory.frames, mine.ids, np.array([budget])
     held = mine
     gap = 1
     while gap < teams.size:
         partner = (teams.position ^ gap) - teams.position
-        frame = memory.pack(held, budgets)
-        capacity = memory.capacity(ids, budgets)
+        frame = frames.pack(held, budgets)
+        capacity = frames.capacity(ids, budgets)
         (received,) = yield teams.exchange(
-            frame, to=partner, source=partner, capacity=capacity, name="r_spar_all_gather"
+            frame,
+            to=partner,
+            source=partner,
+            send_capacity=capacity,
+            receive_capacity=capacity,
+            name="r_spar_all_gather",
         )
-        theirs = memory.unpack(received, ids, budgets, teams.member(partner))
+        theirs = frames.unpack(received, ids, budgets, teams.member(partner))
         lower, upper = (held, theirs) if partner > 0 else (theirs, held)
         gap *= 2
-        held = _agree(memory, memory.merge(lower.decode(), upper.decode()), budget, _keeps(teams, gap, int(ids[0])))
+        union = memory.algebra.merge(lower.decode(), upper.decode())
+        held = _agree(memory, union, budget, _keeps(teams, gap, int(ids[0])))
     return held
 
 
 def bruck_team_gather(
-    teams: Team, memory: Memory, mine: CodedBlocks, budget: int, top: "TopController"
+    teams: Team, memory: Memory, mine: CodedBlocks, budget: int, top: TopController
 ) -> Program[CodedBlocks]:
     """B-SAG, for any number of teams: ceil(log2 d) rounds, d - 1 blocks of at most `top.size` entries.
 
     `mine` has been cut to `top.size`. All members see the same union, so their controllers stay equal by themselves.
     """
     ids, sizes = np.repeat(mine.ids, teams.size), np.full(teams.size, top.size)
-    pieces = yield from bruck_all_gather(teams, memory, mine, ids, sizes, name="b_spar_all_gather")
+    pieces = yield from gather_blocks(teams, memory.frames, mine, ids, sizes, name="b_spar_all_gather")
     union = pieces[0].decode()
     for piece in pieces[1:]:
-        union = memory.merge(union, piece.decode())
-    if not memory.acc.poisoned:
+        union = memory.algebra.merge(union, piece.decode())
+    if not memory.poisoned:
         top.observe(len(union))
     return _agree(memory, union, budget, _keeps(teams, teams.size, int(ids[0])))
 
 
 def _agree(memory: Memory, union: SparseBlocks, budget: int, keeps: bool) -> CodedBlocks:
-    kept, dropped = memory.cut(union, budget)
+    kept, dropped = memory.algebra.cut(union, budget)
     if keeps:
         memory.give_back(dropped)
-    return memory.code(kept, keep_error=keeps)
+    return memory.frames.code(kept, keep_error=keeps)
 
 
 def _keeps(teams: Team, group: int, block: int) -> bool:
@@ -108,5 +120,10 @@ class TopController:
     def _floor(self) -> int:
         return self.budget if self.budget >= self.length else max(1, self.budget // self.teams)
 
-    def state_dict(self) -> dict[str, int | bool]:
+    def state_dict(self) -> dict[str, Any]:
         return dict(vars(self))
+
+    def load_state_dict(self, saved: Snapshot) -> None:
+        budget = saved.count("budget", most=self.length)
+        size, stride = saved.count("size", most=budget), saved.number("stride")
+        self.budget, self.size, self.stride, self.inertia = budget, size, int(stride), saved.flag("inertia")

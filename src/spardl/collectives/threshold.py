@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from spardl.collectives.snapshot import Snapshot
 from spardl.sparse import Ints
 
 SHIFT = 19  # of a float32's bits: 16 bins to an octave
@@ -23,7 +24,7 @@ class Controller(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, saved: Snapshot) -> None: ...
 
 
 class Published:
@@ -48,8 +49,8 @@ class Published:
     def state_dict(self) -> dict[str, Any]:
         return {"threshold": self.threshold}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.threshold = state["threshold"]
+    def load_state_dict(self, saved: Snapshot) -> None:
+        self.threshold = saved.number("threshold", least=0.0)
 
 
 class Quantile:
@@ -74,8 +75,9 @@ class Quantile:
     def state_dict(self) -> dict[str, Any]:
         return {"threshold": self.threshold, "level": self.level, "trend": self.trend}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.threshold, self.level, self.trend = state["threshold"], state["level"], state["trend"]
+    def load_state_dict(self, saved: Snapshot) -> None:
+        level = saved.number("level") if saved.maybe("level") else None
+        self.threshold, self.level, self.trend = saved.number("threshold", least=0.0), level, saved.number("trend")
 
 
 CONTROLLERS: dict[str, Callable[[float], Controller]] = {"published": Published, "quantile": Quantile}

@@ -5,14 +5,14 @@ ranks and links, or to the real program on the simulated network, so every metho
 """
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spardl.config import SyncConfig, check_density
+from spardl.config import SyncConfig
+from spardl.density import check_density
 from spardl.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -59,7 +59,7 @@ class Measured:
 
     @classmethod
     def of(cls, samples: Sequence[tuple[int, float]]) -> "Measured":
-        """Through (elements, seconds) at ascending sizes."""
+        """The curve through (elements, seconds) at ascending sizes."""
         sizes, seconds = zip(*samples, strict=True)
         return cls(tuple(sizes), tuple(np.maximum.accumulate(seconds).tolist()))
 
@@ -73,7 +73,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds to select and to exchange a group of so many elements.
+    """Seconds to select and to exchange a group, by its number of elements.
 
     selection_blocks  whether backward stands still while a group selects (one stream of a device, as OMGS-SGD models
                       it) or the selection runs on the communication thread, before the exchange (a CPU)
@@ -140,7 +140,7 @@ def from_network(
     if not selection_rate > 0:
         raise ConfigError(f"{selection_rate} elements per second select nothing; give more than 0, or inf.")
     sparse = exchange_cost(config, workers, latency=latency, bandwidth=bandwidth)
-    dense = exchange_cost(replace(config, method="dense", density=1.0), workers, latency=latency, bandwidth=bandwidth)
+    dense = exchange_cost(config.with_method("dense"), workers, latency=latency, bandwidth=bandwidth)
     return CostModel(
         selection=Linear(0.0, 1 / selection_rate),
         exchange=lambda elements: dense(elements) if elements < config.dense_below else sparse(elements),
@@ -150,8 +150,8 @@ def from_network(
 
 def exchange_cost(config: SyncConfig, workers: int, *, latency: float, bandwidth: float) -> Linear:
     """What the configured method's exchange takes on the simulated network, at the density of its schedule's end."""
-    density = config.density_at(sys.maxsize)
-    fixed = replace(config, density=density)
+    density = config.schedule.final
+    fixed = replace(config, density=density, dense_below=0)
     wanted, allowed = ENTRIES_PER_BLOCK * workers / density, SIMULATED_ELEMENTS / workers
     base = max(256, math.ceil(min(wanted, allowed)))
     sizes = [base * multiple for multiple in SIZES]
@@ -162,7 +162,7 @@ def _simulated_seconds(config: SyncConfig, workers: int, elements: int, latency:
     """A step's exchange of random gradients, once the method has settled: some set themselves up, some steer."""
     import torch  # planning itself does without
 
-    from spardl.simulation import SimulatedCluster
+    from spardl.simulator.cluster import SimulatedCluster
 
     cluster = SimulatedCluster(workers, elements, config, latency=latency, bandwidth=bandwidth)
     generator = torch.Generator().manual_seed(0)

@@ -8,7 +8,7 @@ import bisect
 import itertools
 import math
 
-from spardl.config import check_density
+from spardl.density import check_density
 from spardl.errors import ConfigError
 from spardl.planning.cost import Cost, DensityCost
 from spardl.planning.timeline import Timeline

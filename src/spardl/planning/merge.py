@@ -129,7 +129,7 @@ PLANNERS: dict[str, Planner] = {"exact": exact, "omgs": omgs, "mgwfbp": mgwfbp, 
 
 def planner_of(name: str) -> Planner:
     """The planner of this name; `size:N` closes a group as soon as it holds N elements."""
-    check_merge(name)
+    check_merge("merge", name)
     kind, _, number = name.partition(":")
     return of_size(int(number)) if number else PLANNERS[kind]
 

@@ -1,17 +1,17 @@
 """From a profile and costs to the groups of a running model: what was decided, why, and what it should bring."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spardl.agreement import check_agreement
+from spardl.agreement import check_agreement, gather_values
 from spardl.config import SyncConfig
 from spardl.planning import lags, timeline
 from spardl.planning.merge import Plan, plan, single
-from spardl.planning.probe import Costs, Device, Gathering, measure
+from spardl.planning.probe import Costs, Device, measure
 from spardl.planning.profile import Profile, agreed
+from spardl.transport.base import Transport
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,13 @@ def agree(
     config: SyncConfig,
     reading: Mapping[str, Any],
     sizes: Mapping[str, int],
-    transport: Gathering,
+    transport: Transport,
     *,
     momentum: bool = False,
     device: Device = "cpu",
 ) -> Merging:
     """Measure, plan, and make sure that all ranks came to the same. Collective, between steps."""
-    readings: Sequence[Mapping[str, Any]] = [json.loads(text) for text in transport.gather_texts(json.dumps(reading))]
-    profile = agreed(readings, sizes)
+    profile = agreed(gather_values(transport.gather_texts, reading), sizes)
     costs = measure(config, transport, profile.elements, momentum=momentum, device=device)
     merging = decide(config, profile, costs)
     facts = {"plan": merging.after.digest(), "densities": merging.densities}

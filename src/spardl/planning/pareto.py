@@ -12,13 +12,10 @@ rest of the step could not bring it below the best partition known so far.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spardl.planning.cost import CostModel
+from spardl.planning.cost import CostModel, Floats
 from spardl.planning.profile import Profile
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from spardl.sparse import Ints
 
 # A bound and the sum that it bounds are rounded differently.
 SLACK = 1 + 1e-9

@@ -6,42 +6,34 @@ with work on the side.
 """
 
 import contextlib
-import json
 import math
 import statistics
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from spardl.accumulator import Momentum
+from spardl.agreement import gather_values
 from spardl.config import SyncConfig
-from spardl.kernels.crew import cores_each
-from spardl.metrics import GroupStats
+from spardl.machine import cores_per_rank
+from spardl.memory.velocity import Momentum
 from spardl.planning.cost import Cost, CostModel, DensityCost, Measured
-from spardl.sync import Member, Part, Synchronizer
+from spardl.sync.plan import Member, plan_group
+from spardl.sync.session import Session
 from spardl.transport.base import Transport
 
 Device = torch.device | str
 Timing = tuple[int, float, float]  # elements, seconds selecting, seconds exchanging
 
 SIZES = 6
-SMALLEST, LARGEST = 256, 1 << 22  # elements; a plan goes on in proportion beyond
-LARGEST_DENSE = 1 << 17  # the links for which sparse methods are made take long over more
+SMALLEST_GROUP, LARGEST_GROUP = 256, 1 << 22  # elements; a plan goes on in proportion beyond
+LARGEST_DENSE_GROUP = 1 << 17  # the links for which sparse methods are made take long over more
 REPEATS = 4
-ROOMY = 2  # cores for each rank, one of which backward leaves to the communication thread
-SIDE = 192  # of the matrices that stand for backward: some tenths of a millisecond each
-BETWEEN = 3  # densities at which LAGS has its exchange timed, the ends included
-
-
-class Gathering(Transport, Protocol):
-    """A transport on which ranks can also compare notes."""
-
-    def gather_texts(self, text: str) -> list[str]: ...
+MIN_CORES_PER_RANK = 2  # cores for each rank, one of which backward leaves to the communication thread
+MATRIX_SIDE = 192  # of the matrices that stand for backward: some tenths of a millisecond each
+LAGS_DENSITIES = 3  # densities at which LAGS has its exchange timed, the ends included
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +74,19 @@ class Costs:
 
 
 def measure(
-    config: SyncConfig, transport: Gathering, elements: int, *, momentum: bool = False, device: Device = "cpu"
+    config: SyncConfig, transport: Transport, elements: int, *, momentum: bool = False, device: Device = "cpu"
 ) -> Costs:
     """Time groups of up to `elements`, sparse and dense. Collective, between steps."""
-    density = config.density_at(sys.maxsize)
+    density = config.schedule.final
     densities = _densities(config, density)
-    sparse = replace(config, dense_below=0, merge=None, density_range=None, delta_every=0)
-    dense = replace(sparse, method="dense", density=1.0)
+    sparse = replace(config, dense_below=0, merge=None, density_range=None, diagnose_every=0, clip_norm=None)
+    dense = sparse.with_method("dense")
     clock = _Clock(transport, momentum, torch.device(device))
-    crowded = min(cores_each(transport.gather_texts)) < ROOMY
+    crowded = cores_per_rank(transport.gather_texts) < MIN_CORES_PER_RANK
 
     def timings() -> tuple[dict[float, list[Timing]], list[Timing]]:
         by_density = {each: clock.time(replace(sparse, density=each), elements) for each in densities}
-        return by_density, clock.time(dense, min(elements, LARGEST_DENSE))
+        return by_density, clock.time(dense, min(elements, LARGEST_DENSE_GROUP))
 
     alone = beside = timings()
     if crowded:
@@ -118,7 +110,8 @@ def _work_on_the_side() -> Iterator[None]:
     over = threading.Event()
 
     def work() -> None:
-        left, right, product = torch.ones(3, SIDE, SIDE)  # not random: that would change what training draws next
+        # Not random: that would change what training draws next.
+        left, right, product = torch.ones(3, MATRIX_SIDE, MATRIX_SIDE)
         while not over.is_set():
             torch.mm(left, right, out=product)
 
@@ -136,14 +129,14 @@ def _densities(config: SyncConfig, density: float) -> list[float]:
     if config.density_range is None:
         return [density]
     floor, ceiling = config.density_range
-    spread = [floor * (ceiling / floor) ** (step / (BETWEEN - 1)) for step in range(BETWEEN)]
+    spread = [floor * (ceiling / floor) ** (step / (LAGS_DENSITIES - 1)) for step in range(LAGS_DENSITIES)]
     return sorted({density, *spread})
 
 
 def _sizes(elements: int) -> list[int]:
     """From small groups to the whole model, in equal ratios."""
-    largest = max(SMALLEST, min(elements, LARGEST))
-    sizes = [round(SMALLEST * (largest / SMALLEST) ** (step / (SIZES - 1))) for step in range(SIZES)]
+    largest = max(SMALLEST_GROUP, min(elements, LARGEST_GROUP))
+    sizes = [round(SMALLEST_GROUP * (largest / SMALLEST_GROUP) ** (step / (SIZES - 1))) for step in range(SIZES)]
     return sorted(set(sizes))
 
 
@@ -151,34 +144,33 @@ def _sizes(elements: int) -> list[int]:
 class _Clock:
     """Times a synchronizer of its own, so that nothing of the model's is touched."""
 
-    transport: Gathering
+    transport: Transport
     momentum: bool
     device: torch.device
 
     def time(self, config: SyncConfig, elements: int) -> list[Timing]:
-        """Medians over repetitions, means over ranks."""
+        """Seconds of groups of up to `elements`, by size: medians over repetitions, means over ranks. Collective."""
         mine = [[size, *self._medians(config, size)] for size in _sizes(elements)]
-        everyone = [json.loads(text) for text in self.transport.gather_texts(json.dumps(mine))]
+        everyone = gather_values(self.transport.gather_texts, mine)
         return [
             (rows[0][0], *(math.fsum(column) / len(rows) for column in zip(*(row[1:] for row in rows), strict=True)))
             for rows in zip(*everyone, strict=True)
         ]
 
     def _medians(self, config: SyncConfig, size: int) -> tuple[float, float]:
-        sync = Synchronizer(config, self.transport, momentum=self.momentum, device=self.device)
-        sync.regroup([[Member("probe", size)]])
-        (group,) = sync.groups
+        plan = plan_group(config, [Member("probe", size)], self.transport.workers)
+        session = Session(self.transport, config, [plan], momentum=self.momentum)
         generator = torch.Generator().manual_seed(self.transport.rank)
         weights = torch.zeros(size, device=self.device)
-        momentum = Momentum(weights, momentum=0.9, decay=0.0, damping=1.0, nesterov=False) if self.momentum else None
-        selecting, moving = [], []
-        for _ in range(1 + REPEATS):
-            gradient = torch.randn(size, generator=generator).to(self.device)
-            group.stats = GroupStats(group.stats.name, size, dense=group.stats.dense)
-            sync.begin()
-            sync.synchronize(group, [Part("probe", gradient, momentum)])
-            sync.finish()
-            selecting.append(group.stats.seconds_selecting + group.stats.seconds_packing)
-            moving.append(group.stats.seconds_waiting + group.stats.seconds_transferring)
+        momentum = Momentum(weights, momentum=0.9, decay=0.0) if self.momentum else None
+        spent: list[tuple[float, float]] = []  # so far, selecting and moving
+        for _ in range(2 + REPEATS):
+            total = session.stats().total
+            selecting = total.seconds_selecting + total.seconds_packing
+            spent.append((selecting, total.seconds_waiting + total.seconds_transferring))
+            session.submit("probe", torch.randn(size, generator=generator).to(self.device), momentum=momentum)
+            session.close().result()
+        session.end(keep_transport=True)
         # The first one warms up.
-        return statistics.median(selecting[1:]), max(0.0, statistics.median(moving[1:]))
+        selecting, moving = (np.diff(column)[1:].tolist() for column in zip(*spent, strict=True))
+        return statistics.median(selecting), max(0.0, statistics.median(moving))

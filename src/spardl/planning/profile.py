@@ -91,11 +91,11 @@ class BackwardClock:
         self._present = {}
 
     def stamp(self, name: str) -> None:
-        """This gradient is ready now."""
+        """Note that this gradient is ready now."""
         self._present[name] = time.perf_counter() - self._ended
 
     def keep(self) -> None:
-        """The pass that has just ended counts."""
+        """Let the pass that has just ended count."""
         self.passes += 1
         self._forward.append(self._ended - self._begun)
         for name, seconds in self._present.items():

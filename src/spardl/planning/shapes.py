@@ -6,7 +6,7 @@ Backward time is spread over the tensors by their floating-point operations.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spardl.config import check_choice
+from spardl.choices import check_choice
 from spardl.planning.profile import Layer, Profile
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spardl.errors import ConfigError
+from spardl.extras import require
 from spardl.planning.cost import CostModel
 from spardl.planning.profile import Profile
 
@@ -88,7 +89,7 @@ class Timeline:
 
 
 def predict(profile: Profile, cost: CostModel, counts: Sequence[int]) -> Timeline:
-    """The timeline of groups of so many layers each, in backward order."""
+    """The timeline of groups of `counts[i]` layers each, in backward order."""
     if any(count < 1 for count in counts) or sum(counts) != len(profile.layers):
         raise ConfigError(f"groups of {list(counts)} layers do not make up the {len(profile.layers)} of this profile.")
     stages: list[Stage] = []
@@ -134,11 +135,10 @@ def draw(
     titles: tuple[str, str] | None = None,
 ) -> None:
     """Draw two timelines, one above the other on one time axis; PNG, SVG or PDF by the suffix of `path`."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError:
-        raise ConfigError("drawing a timeline needs matplotlib; install it with: pip install 'spardl[plot]'") from None
+    require("matplotlib", "timelines are drawn by matplotlib")
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     suffix = Path(path).suffix.lower()
     if suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"a picture cannot be written as {str(path)!r}; end its name in .png, .svg or .pdf.")

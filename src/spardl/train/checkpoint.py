@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from spardl.errors import ConfigError
+from spardl.errors import CheckpointError
 
 FORMAT = 1
 META, COMMON = "meta.json", "common.pt"
@@ -71,20 +71,20 @@ def discard(folder: Path) -> None:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Position, history, settings and file list; raises `ConfigError` where they cannot be read."""
+    """Position, history, settings and file list; raises `CheckpointError` where they cannot be read."""
     try:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"the checkpoint {folder} has no {META}, so it is not whole.") from None
+        raise CheckpointError(f"the checkpoint {folder} has no {META}, so it is not whole.") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the checkpoint {folder} is damaged: {META} cannot be read ({error}).") from error
+        raise CheckpointError(f"the checkpoint {folder} is damaged: {META} cannot be read ({error}).") from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         version = meta.get("format") if isinstance(meta, dict) else None
-        raise ConfigError(f"the checkpoint {folder} has format {version!r}; this version reads {FORMAT}.")
+        raise CheckpointError(f"the checkpoint {folder} has format {version!r}; this version reads {FORMAT}.")
     wanted = {"step": int, "identity": dict, "history": list, "files": dict}
     wrong = [name for name, kind in wanted.items() if not isinstance(meta.get(name), kind)]
     if wrong:
-        raise ConfigError(f"the checkpoint {folder} is damaged: {META} has no proper {wrong[0]!r}.")
+        raise CheckpointError(f"the checkpoint {folder} is damaged: {META} has no proper {wrong[0]!r}.")
     return meta
 
 
@@ -95,21 +95,23 @@ def check_files(folder: Path, files: Mapping[str, Any]) -> None:
         size = path.stat().st_size if path.is_file() else None
         if size is None or not isinstance(facts, dict) or size != facts.get("size"):
             state = "is missing" if size is None else f"has {size} bytes instead of {_field(facts, 'size')}"
-            raise ConfigError(f"the checkpoint {folder} is damaged: {name} {state}.")
+            raise CheckpointError(f"the checkpoint {folder} is damaged: {name} {state}.")
 
 
 def read_state(folder: Path, name: str, files: Mapping[str, Any]) -> State:
     """A file whose size and sum are those in `files`."""
     if name not in files:
-        raise ConfigError(f"the checkpoint {folder} has no {name}.")
+        raise CheckpointError(f"the checkpoint {folder} has no {name}.")
     check_files(folder, {name: files[name]})
     if facts_of(folder / name)["sha256"] != _field(files[name], "sha256"):
-        raise ConfigError(f"the checkpoint {folder} is damaged: {name} is not what was written (its sha256 differs).")
+        raise CheckpointError(
+            f"the checkpoint {folder} is damaged: {name} is not what was written (its sha256 differs)."
+        )
     try:
         state: State = torch.load(folder / name, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         first_line = (str(error).splitlines() or [""])[0]
-        raise ConfigError(
+        raise CheckpointError(
             f"the checkpoint {folder} cannot be used: {name} is no plain state ({first_line})."
         ) from error
     return state

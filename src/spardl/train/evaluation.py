@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from spardl._torch_private import batch_norms
 from spardl.train.dataset import DataSet
 from spardl.train.source import batches
 
@@ -56,6 +56,5 @@ def averaged_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def _running_statistics(model: nn.Module) -> list[Tensor]:
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    found = [statistic for norm in norms for statistic in (norm.running_mean, norm.running_var)]
+    found = [statistic for norm in batch_norms(model) for statistic in (norm.running_mean, norm.running_var)]
     return [statistic for statistic in found if statistic is not None]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spardl.errors import ConfigError, SparDLError, Stopped
+from spardl.errors import CheckpointError, SparDLError, Stopped
 from spardl.train.checkpoint import (
     COMMON,
     Facts,
@@ -70,11 +70,11 @@ class Keeper:
                 self._council.note_save()
                 return
             if final or len(candidates) == 1:
-                raise ConfigError(problem)
+                raise CheckpointError(problem)
             if run.rank == 0:
                 print(f"spardl: {problem} Trying an earlier one.", file=sys.stderr, flush=True)
         if candidates:
-            raise ConfigError(f"none of the {len(candidates)} checkpoints in {candidates[0].parent} can be used.")
+            raise CheckpointError(f"none of the {len(candidates)} checkpoints in {candidates[0].parent} can be used.")
 
     def _candidates(self) -> list[Path]:
         """What to try, best first: the same on all ranks, as rank 0 sees it."""
@@ -100,7 +100,7 @@ class Keeper:
             history = [EpochReport.from_dict(record) for record in meta["history"]]
             run.load(meta["step"], history, common, own)
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise ConfigError(f"the checkpoint {folder} does not fit this run: {error}.") from error
+            raise CheckpointError(f"the checkpoint {folder} does not fit this run: {error}.") from error
 
     def _save(self, run: Run, parent: Path) -> None:
         """Write a checkpoint together: a place, each rank's file, then the name."""
@@ -144,7 +144,7 @@ class Keeper:
             discard(parent / checkpoint_name(old))
 
 
-class _Refused(ConfigError):
+class _Refused(CheckpointError):
     """A checkpoint that is whole, and not of this run: no other one will do instead."""
 
 
@@ -172,7 +172,8 @@ def _together(what: str) -> Iterator[None]:
         problem = f"rank {dist.get_rank()}: {error}"
     problems = [each for each in _gather(problem) if each]
     if problems:
-        raise SparDLError(f"{what}: {problems[0].rstrip('.')}. The checkpoints before it are whole.")
+        reason = problems[0].rstrip(".")
+        raise CheckpointError(f"{what}: {reason}. The checkpoints before it are whole.", writing=True)
 
 
 def _first_problem(attempt: Callable[[], None]) -> tuple[str, bool]:
@@ -180,7 +181,7 @@ def _first_problem(attempt: Callable[[], None]) -> tuple[str, bool]:
     problem = ""
     try:
         attempt()
-    except ConfigError as error:
+    except SparDLError as error:
         problem = f"{'refused' if isinstance(error, _Refused) else 'damaged'}:{error}"
     found = next((each for each in _gather(problem) if each), "")
     kind, _, text = found.partition(":")

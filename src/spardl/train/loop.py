@@ -69,7 +69,7 @@ def train_until_planned(recipe: Recipe, config: SyncConfig, *, data_dir: Path | 
 def train_step(run: Run, batches: list[Batch], started: float) -> StepReport:
     """One step: each micro-batch forward and backward, synchronised with the last one, then the update."""
     settings, rate, loss_sum = run.settings, run.rate.at(run.step), 0.0
-    # What is random in a step hangs on its number, so that a run can go on at any.
+    # What is random in a step depends on its number, so that a run can go on at any.
     torch.manual_seed(generator_of(settings.seed, run.rank, run.step).initial_seed())
     set_rate(run.optimizer, rate)
     run.optimizer.zero_grad()
@@ -90,6 +90,6 @@ def figures_of(run: Run) -> dict[str, float]:
 
 
 def is_tested(run: Run) -> bool:
-    """Every so many epochs, and at the end."""
+    """Whether the epoch that ends now is followed by a test: every `eval_every` epochs, and at the end."""
     epoch, every = len(run.history) + 1, run.settings.eval_every
     return epoch == run.epochs or (every > 0 and epoch % every == 0)

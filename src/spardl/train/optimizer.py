@@ -1,17 +1,16 @@
 """The optimizer that settings ask for."""
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from spardl.integrations.adam import LocalAdam
+from spardl.integrations.optim.adam import LocalAdam
 from spardl.train.settings import TrainSettings
 
 
 def build_optimizer(model: nn.Module, settings: TrainSettings, *, sparse: bool = False) -> Optimizer:
     """One for all parameters; those that do not decay are a group of their own.
 
-    Where gradients are sent sparsely, Adam comes before that: `LocalAdam`, for a distributed model.
+    Where gradients are sent sparsely, Adam comes before that: `LocalAdam`, which `attach` is to be given.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decaying = [each for each in parameters if settings.decays_all or each.dim() >= 2]
@@ -22,9 +21,7 @@ def build_optimizer(model: nn.Module, settings: TrainSettings, *, sparse: bool =
     if settings.optimizer == "sgd":
         return SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
     if sparse:
-        assert isinstance(model, DistributedDataParallel)
         return LocalAdam(
-            model,
             groups,
             lr=settings.lr,
             betas=settings.betas,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spardl.config import check_choice
+from spardl.choices import check_choice
 from spardl.train.data import DATASETS
 from spardl.train.models import MODELS
 from spardl.train.settings import TrainSettings, changed
@@ -27,7 +27,7 @@ class Recipe:
     settings: TrainSettings
 
     def changed(self, **given: Any) -> "Recipe":
-        """The same with other settings; see `settings.changed`."""
+        """This recipe with other settings; see `settings.changed`."""
         return dataclasses.replace(self, settings=changed(self.settings, given))
 
 

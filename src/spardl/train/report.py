@@ -11,7 +11,7 @@ from spardl.train.settings import TrainSettings
 
 
 @dataclass(frozen=True)
-class Costs:
+class SyncCosts:
     """What synchronisation has cost one rank over some steps. `places` are elements times steps; selecting is all that
     the rank does itself, packing included."""
 
@@ -25,7 +25,7 @@ class Costs:
     seconds_transferring: float = 0.0
 
     @classmethod
-    def of(cls, total: GroupStats) -> "Costs":
+    def of(cls, total: GroupStats) -> "SyncCosts":
         return cls(
             rounds=total.rounds,
             bytes_sent=total.bytes_sent,
@@ -37,12 +37,12 @@ class Costs:
             seconds_transferring=total.seconds_transferring,
         )
 
-    def __add__(self, other: "Costs") -> "Costs":
-        return Costs(*(mine + theirs for mine, theirs in zip(self._values(), other._values(), strict=True)))
+    def __add__(self, other: "SyncCosts") -> "SyncCosts":
+        return SyncCosts(*(mine + theirs for mine, theirs in zip(self._values(), other._values(), strict=True)))
 
-    def __sub__(self, other: "Costs") -> "Costs":
-        """Never below zero: groups that were rearranged start to count anew."""
-        return Costs(*(max(0, mine - theirs) for mine, theirs in zip(self._values(), other._values(), strict=True)))
+    def __sub__(self, other: "SyncCosts") -> "SyncCosts":
+        """What has come since `other`: totals never go back."""
+        return SyncCosts(*(mine - theirs for mine, theirs in zip(self._values(), other._values(), strict=True)))
 
     @property
     def density(self) -> float:
@@ -79,7 +79,7 @@ class EpochReport:
     lr: float
     seconds: float
     samples_per_second: float
-    costs: Costs
+    costs: SyncCosts
 
     @property
     def seconds_computing(self) -> float:
@@ -101,7 +101,7 @@ class EpochReport:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "EpochReport":
-        costs = Costs(**{each.name: record[each.name] for each in dataclasses.fields(Costs)})
+        costs = SyncCosts(**{each.name: record[each.name] for each in dataclasses.fields(SyncCosts)})
         own = {each.name: record[each.name] for each in dataclasses.fields(cls) if each.name != "costs"}
         return cls(**own, costs=costs)
 
@@ -160,8 +160,8 @@ class TrainReport:
         return sum(each.samples_per_second * each.seconds for each in self.epochs) / seconds if seconds else 0.0
 
     @property
-    def costs(self) -> Costs:
-        return sum((report.costs for report in self.epochs), start=Costs())
+    def costs(self) -> SyncCosts:
+        return sum((report.costs for report in self.epochs), start=SyncCosts())
 
     @property
     def seconds_computing(self) -> float:

@@ -14,17 +14,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.config import DensitySchedule, SyncConfig
+from spardl.config import SyncConfig
+from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
-from spardl.integrations.adam import LocalAdam
-from spardl.integrations.ddp import attach
+from spardl.integrations.attach import attach
+from spardl.integrations.optim.adam import LocalAdam
 from spardl.train.data import DATASETS, load_data
 from spardl.train.dataset import DataSet
 from spardl.train.evaluation import averaged_statistics
 from spardl.train.models import build_model
 from spardl.train.optimizer import build_optimizer
 from spardl.train.recipes import Recipe
-from spardl.train.report import Costs, EpochReport, Outline, StepReport, TrainReport
+from spardl.train.report import EpochReport, Outline, StepReport, SyncCosts, TrainReport
 from spardl.train.schedule import LearningRate
 from spardl.train.settings import TrainSettings
 from spardl.train.source import Batch, batches
@@ -32,8 +33,8 @@ from spardl.train.subset import part_of
 
 State = dict[str, Any]
 
-# Densities below FEW are come down to from WARMUP_START, over these epochs or this share of the run, whichever is less.
-FEW = 0.005
+# Below LOW_DENSITY a run starts at WARMUP_START and comes down over these epochs or this share of it, if that is less.
+LOW_DENSITY = 0.005
 WARMUP_START = 0.25
 WARMUP_EPOCHS = 4
 WARMUP_SHARE = 0.3
@@ -52,7 +53,7 @@ class Run:
     """A recipe on the ranks of an existing process group. Collective: every rank makes one, in the same way.
 
     `step` counts what has been done and `history` the epochs that are closed; together they are the position, also in
-    the middle of an epoch. What is random in a step hangs on its number, so there is no generator to save.
+    the middle of an epoch. What is random in a step depends on its number, so there is no generator to save.
     """
 
     def __init__(self, recipe: Recipe, config: SyncConfig, data_dir: Path | None = None) -> None:
@@ -79,7 +80,7 @@ class Run:
         self.tally = Tally()
         self.history: list[EpochReport] = []
         self.resumed_at: int | None = None
-        self._earlier, self._mark = Costs(), Costs()
+        self._earlier, self._mark = SyncCosts(), SyncCosts()
 
     @property
     def module(self) -> nn.Module:
@@ -143,7 +144,7 @@ class Run:
         )
         self.history.append(report)
         self.tally = Tally()
-        self._earlier, self._mark = Costs(), self._all_costs()
+        self._earlier, self._mark = SyncCosts(), self._all_costs()
         return report
 
     def report(self) -> TrainReport:
@@ -211,12 +212,12 @@ class Run:
             buffer.copy_(own["buffers"][name])
         self.carried = own["carried"]
         self.tally = Tally(**own["tally"])
-        self._earlier, self._mark = Costs(**own["costs"]), self._all_costs()
+        self._earlier, self._mark = SyncCosts(**own["costs"]), self._all_costs()
 
-    def _all_costs(self) -> Costs:
-        return Costs.of(self.sync.stats().total)
+    def _all_costs(self) -> SyncCosts:
+        return SyncCosts.of(self.sync.stats().total)
 
-    def _spent(self) -> Costs:
+    def _spent(self) -> SyncCosts:
         return self._earlier + (self._all_costs() - self._mark)
 
     def _order(self, epoch: int) -> torch.Tensor:
@@ -233,7 +234,7 @@ class Run:
 
 def is_sparse(config: SyncConfig) -> bool:
     """Whether anything is left out of what is sent."""
-    return not config.method.startswith("dense") and config.density != 1.0
+    return not config.is_dense and config.density != 1.0
 
 
 def with_warmup(config: SyncConfig, epochs: int, steps_per_epoch: int) -> SyncConfig:
@@ -242,7 +243,7 @@ def with_warmup(config: SyncConfig, epochs: int, steps_per_epoch: int) -> SyncCo
     A step that sends one entry in a thousand moves most weights only once in a thousand steps: without this, a run of
     some epochs is over before it has moved them (docs/convergence.md).
     """
-    if isinstance(config.density, DensitySchedule) or config.density >= FEW or config.method.startswith("dense"):
+    if isinstance(config.density, DensitySchedule) or config.density >= LOW_DENSITY or config.is_dense:
         return config
     steps = round(min(WARMUP_EPOCHS, WARMUP_SHARE * epochs) * steps_per_epoch)
     return replace(config, density=DensitySchedule(config.density, WARMUP_START, steps))
@@ -252,12 +253,12 @@ def with_clip(config: SyncConfig, settings: TrainSettings, workers: int, paramet
     """Each worker clips its own gradient, before it is accumulated: later, a clip would cut into what had waited.
 
     To sqrt(workers) times the norm, because averaging takes that much off the noise in which most of it consists. Under
-    Adam it is the update, to a mean square of one for the mean. A `local_clip` counts instead.
+    Adam it is the update, to a mean square of one for the mean. A `clip_norm` counts instead.
     """
-    if config.local_clip is not None or settings.clip is None:
+    if config.clip_norm is not None or settings.clip is None:
         return config
     mean = settings.clip if settings.optimizer == "sgd" else parameters**0.5
-    return replace(config, local_clip=mean * workers)  # of which a worker gets one sqrt(workers)-th
+    return replace(config, clip_norm=mean)
 
 
 def _size(model: nn.Module) -> int:
@@ -297,7 +298,7 @@ def _distributed(model: nn.Module) -> DistributedDataParallel:
 
 
 def _checksum(module: nn.Module) -> str:
-    """Of every parameter and buffer, by name, type and value."""
+    """A checksum of every parameter and buffer, by name, type and value."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

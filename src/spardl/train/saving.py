@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from spardl.config import is_count
+from spardl.choices import is_count
 from spardl.errors import ConfigError
 
 DEFAULT_SECONDS = 600.0
@@ -16,7 +16,7 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class Every:
-    """So many steps, or so many seconds."""
+    """How often: every `steps` steps, or every `seconds` seconds."""
 
     steps: int | None = None
     seconds: float | None = DEFAULT_SECONDS

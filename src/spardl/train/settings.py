@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from spardl.config import check_choice, is_count, is_number
+from spardl.choices import check_choice, is_count, is_number
 from spardl.errors import ConfigError
 
 Optimizer = Literal["sgd", "adam", "adamw"]
@@ -16,7 +16,7 @@ Amp = Literal["off", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """The same names are options of `spardl train` and keys of its configuration file.
+    """How a model is trained. These names are options of `spardl train` and keys of its configuration file.
 
     epochs        passes over the training data
     batch_size    examples per worker and micro-batch
@@ -135,7 +135,7 @@ class TrainSettings:
 
     @property
     def trajectory(self) -> dict[str, Any]:
-        """What a run's course hangs on: everything but how long it goes on, how it is watched, and who loads data."""
+        """What a run's course depends on: everything but its length, how it is watched, and who loads data."""
         settings = dataclasses.asdict(self)
         return {name: value for name, value in settings.items() if name not in _BESIDE}
 

@@ -1,7 +1,7 @@
 """Where examples come from, and how the ranks of a run share them.
 
 A source hands out batches by position, so that the order of an epoch is a plain tensor that every rank can compute, and
-a run can be continued in the middle of one. Everything random hangs on the seed, the epoch, the step and the rank.
+a run can be continued in the middle of one. Everything random depends on the seed, the epoch, the step and the rank.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, DataError
 
 Batch = tuple[Tensor, ...]
 Augmentation = Callable[[Batch, torch.Generator], Batch]
@@ -49,7 +49,7 @@ class Examples:
         self, *columns: Tensor, prepare: Callable[[Batch], Batch] | None = None, augment: Augmentation | None = None
     ) -> None:
         if len({len(column) for column in columns}) != 1:
-            raise ConfigError(f"columns of {[len(column) for column in columns]} examples do not belong together.")
+            raise DataError(f"columns of {[len(column) for column in columns]} examples do not belong together.")
         self.columns = columns
         self._prepare = prepare
         self._augment = augment
@@ -98,7 +98,7 @@ class Stream:
         return [starts + window * self.window for window in range(windows)] if len(starts) else []
 
     def fetch(self, positions: Tensor, generator: torch.Generator) -> Batch:
-        """Beyond the end of the sequence, targets are ignored."""
+        """Windows of tokens and of their successors from these positions on; beyond the end, targets are ignored."""
         places = positions[:, None] + torch.arange(self.window)
         inputs = self.tokens[places.clamp(max=len(self) - 1)]
         targets = self.tokens[(places + 1).clamp(max=len(self))]

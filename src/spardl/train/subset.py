@@ -17,7 +17,7 @@ def part_of(source: Source, count: int) -> Source:
 
 
 class _Spread:
-    """Of independent examples, numbered from 0."""
+    """A source of `count` independent examples of another one, evenly spread over it and numbered from 0."""
 
     def __init__(self, source: Source, count: int) -> None:
         self._source = source

@@ -1,1 +1,1 @@
-"""Who moves bytes: connections of our own, torch.distributed, MPI, or a simulated network in one process."""
+"""Who moves bytes: connections of our own, torch.distributed, or MPI."""

@@ -1,30 +1,62 @@
 """Who moves the bytes, by name: connections of our own, torch.distributed or MPI."""
 
-from typing import get_args
+import warnings
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from spardl.config import Transport, check_choice
-from spardl.errors import ConfigError
-from spardl.transport.direct import DirectTransport, best_transport
+from spardl.choices import check_choice
+from spardl.config import TRANSPORTS
+from spardl.errors import ConfigError, SparDLWarning
+from spardl.transport.base import Transport
+from spardl.transport.direct import DirectTransport, Unreachable
 from spardl.transport.mpi import MPITransport, load_mpi
 from spardl.transport.torchdist import Group, TorchTransport, member_ranks
 
+Device = torch.device | str
 
-def transport_named(
-    name: str, group: Group, *, timeout: float, device: torch.device | str
-) -> DirectTransport | TorchTransport | MPITransport:
-    """A transport between the ranks of `group`, numbered as there. Collective, as making either kind is."""
-    check_choice("transport", name, get_args(Transport))
-    if name == "auto":
-        return best_transport(group, timeout=timeout, device=device)
-    if name == "torch":
-        return TorchTransport(group, timeout=timeout, device=device)
+
+def transport_named(name: str, group: Group, *, timeout: float, device: Device) -> Transport:
+    """A transport between the ranks of `group`, numbered as there. Collective, as making any of them is."""
+    check_choice("transport", name, TRANSPORTS)
+    return _MAKERS[name](group, timeout, device)
+
+
+def best_transport(group: Group = None, *, timeout: float, device: Device = "cpu") -> Transport:
+    """Direct connections on CPU where all ranks can reach each other, torch.distributed elsewhere. Collective."""
+    inner = TorchTransport(group, timeout=timeout, device=device)
+    if inner.device.type != "cpu" or inner.workers == 1:
+        return inner
+    try:
+        return DirectTransport(group, timeout=timeout, device=device, inner=inner)
+    except Unreachable as error:
+        warnings.warn(
+            f"Ranks cannot connect to each other directly: {error} Messages go through gloo instead, which takes"
+            " longer over small ones; let TCP connections through between the hosts, or set GLOO_SOCKET_IFNAME to the"
+            " interface that connects them.",
+            SparDLWarning,
+            stacklevel=2,
+        )
+        return inner
+
+
+def _best(group: Group, timeout: float, device: Device) -> Transport:
+    return best_transport(group, timeout=timeout, device=device)
+
+
+def _torch(group: Group, timeout: float, device: Device) -> Transport:
+    return TorchTransport(group, timeout=timeout, device=device)
+
+
+def _mpi(group: Group, timeout: float, device: Device) -> Transport:
     if not dist.is_initialized():
         raise ConfigError("there is no process group; call torch.distributed.init_process_group first.")
     _check_same_ranks()
     return MPITransport(ranks=member_ranks(group), timeout=timeout, device=device)
+
+
+_MAKERS: dict[str, Callable[[Group, float, Device], Transport]] = {"auto": _best, "torch": _torch, "mpi": _mpi}
 
 
 def _check_same_ranks() -> None:

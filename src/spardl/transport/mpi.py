@@ -17,18 +17,21 @@ from torch import Tensor
 
 from spardl.collectives.program import AllReduce, Operation
 from spardl.errors import ConfigError, PeerError, ProtocolError
+from spardl.extras import how_to_install
 from spardl.metrics import Traffic
+from spardl.transport import failures, texts
+from spardl.transport.base import use_the_time
+from spardl.transport.sparse_sum import as_bytes, count_sparse, sum_in_order, sum_sparse
 
-# How waiting begins and how it goes on: so many tests in a row, then naps that double from the first to the longest.
+# A wait begins with this number of tests in a row; then come naps, which double from the first to the longest.
 EAGER_TESTS = 64
 FIRST_NAP_S, LONGEST_NAP_S = 20e-6, 1e-3
 
 # On the caller's communicator, only while ours is being made.
 ROLL_CALL_TAG = 31_337
 
-INTACT = "Residuals are intact; resume from the last checkpoint."
-
-# Requests that outlived their deadline, with the memory that MPI may still read or write.
+# Requests that outlived their deadline, with the memory that MPI may still read or write. They belong to the process
+# and not to a transport, which may be gone before MPI is done with them. As soon as it is, the next failure drops them.
 _abandoned: "list[_Message]" = []
 
 
@@ -69,6 +72,7 @@ class MPITransport:
         self.traffic = Traffic()
         self.addresses = [f"MPI rank {member}" for member in members]
         self._timeout = timeout
+        self._closed = self._failed = False
         # The roll call tells who is missing; making a communicator would only wait for them.
         self._comm, self._numbers, self._tag = whole, members, ROLL_CALL_TAG
         self._exchange_with_all(torch.empty(0, dtype=torch.uint8), [0] * self.workers, "roll call")
@@ -78,20 +82,31 @@ class MPITransport:
         self.addresses = self.gather_texts(self._mpi.Get_processor_name())
 
     def perform(self, operation: Operation) -> Any:
+        self._check_open()
         started = time.perf_counter()
         if isinstance(operation, AllReduce):
             self._all_reduce(operation, started)
             return None
         busy: list[float] = []
-        sends = [(peer, torch.as_tensor(frame)) for peer, frame in operation.send]
-        frames = self._exchange(sends, operation.receive, operation.name, lambda: busy.append(operation.use_the_time()))
+        sends = [(peer, torch.as_tensor(frame)) for peer, frame, _ in operation.send]
+        frames = self._exchange(sends, operation.receive, operation.name, lambda: busy.append(use_the_time(operation)))
         self._count(1, [frame for _, frame in sends], frames, started + sum(busy))
         return [frame.to(self.device) for frame in frames]
 
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text, in rank order."""
-        mine = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        return [bytes(theirs.tolist()).decode() for theirs in self._gather(mine, "gather_texts")]
+        self._check_open()
+        return texts.gather_texts(text, lambda mine: self._gather(mine, "gather_texts"))
+
+    def close(self) -> None:
+        """Free the communicator, unless a message on it has failed: MPI may still be busy with that."""
+        if not self._closed and not self._failed:
+            self._comm.Free()
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise failures.closed()
 
     def _private(self, whole: Any, members: list[int]) -> Any:
         """A communicator in which nobody else's messages can cross ours."""
@@ -115,65 +130,41 @@ class MPITransport:
             return
         tensor, name = operation.tensor, operation.name
         if tensor.layout is not torch.strided:
-            self._all_reduce_sparse(tensor, name, started)
+            sizes = sum_sparse(tensor, lambda mine: self._gather(mine, name), lambda peer: self._unlike(peer, name))
+            count_sparse(self.traffic, sizes, self.rank, time.perf_counter() - started)
             return
         flat = tensor.cpu().reshape(-1)
         parts = list(flat.tensor_split(self.workers))
         mine = parts[self.rank]
-        outgoing = [(peer, _as_bytes(parts[peer])) for peer in self._others()]
-        arrived = self._exchange(outgoing, [(peer, _as_bytes(mine).numel()) for peer in self._others()], name)
+        outgoing = [(peer, as_bytes(parts[peer])) for peer in self._others()]
+        arrived = self._exchange(outgoing, [(peer, as_bytes(mine).numel()) for peer in self._others()], name)
         self._count(1, [part for _, part in outgoing], arrived, started)
         terms = {peer: self._part(frame, mine, peer, name) for peer, frame in zip(self._others(), arrived, strict=True)}
-        total = _sum([mine if rank == self.rank else terms[rank] for rank in range(self.workers)])
+        total = sum_in_order([mine if rank == self.rank else terms[rank] for rank in range(self.workers)])
         started = time.perf_counter()
-        gathered = self._exchange_with_all(_as_bytes(total), [_as_bytes(part).numel() for part in parts], name)
-        self._count(1, [_as_bytes(total)] * (self.workers - 1), _without(gathered, self.rank), started)
+        gathered = self._exchange_with_all(as_bytes(total), [as_bytes(part).numel() for part in parts], name)
+        self._count(1, [as_bytes(total)] * (self.workers - 1), _without(gathered, self.rank), started)
         whole = [
             self._part(frame, part, rank, name) for rank, (frame, part) in enumerate(zip(gathered, parts, strict=True))
         ]
         tensor.copy_(torch.cat(whole).view(tensor.shape))
 
-    def _all_reduce_sparse(self, tensor: Tensor, name: str, started: float) -> None:
-        """Everybody's entries go to everybody, who adds them up in rank order."""
-        mine = tensor.cpu().coalesce()
-        shape, dtype = mine.indices().shape[0], mine.values().dtype
-        indices = self._gather(_as_bytes(mine.indices().contiguous()), name)
-        values = self._gather(_as_bytes(mine.values().contiguous()), name)
-        moved = [*_without(indices, self.rank), *_without(values, self.rank)]
-        sent = [_as_bytes(mine.indices()), _as_bytes(mine.values())] * (self.workers - 1)
-        self._count(2, sent, moved, started)
-        total = _sum(
-            [
-                torch.sparse_coo_tensor(
-                    where.view(torch.int64).view(shape, -1),
-                    what.view(dtype).view(-1, *mine.values().shape[1:]),
-                    mine.shape,
-                    is_coalesced=True,
-                )
-                for where, what in zip(indices, values, strict=True)
-            ]
-        )
-        tensor.copy_(total.coalesce())
-
     def _part(self, frame: Tensor, like: Tensor, peer: int, name: str) -> Tensor:
         """What a rank sent for this part of the tensor; it must have just as many bytes."""
-        expected = _as_bytes(like).numel()
+        expected = as_bytes(like).numel()
         if frame.numel() != expected:
-            raise ProtocolError(
-                f"{self._who(peer)} sent {frame.numel()} bytes in {name}, where rank {self.rank} expected {expected};"
-                " all ranks must reduce tensors of one shape.",
-                peer=peer,
-            )
+            sent = f"{frame.numel()} bytes in {name}, where rank {self.rank} expected {expected}"
+            raise failures.unlike(peer, self._who(peer), sent)
         return frame.view(like.dtype)
 
     def _gather(self, mine: Tensor, name: str) -> list[Tensor]:
         """Every rank's bytes, in rank order: first how many, then the bytes themselves."""
-        size = _as_bytes(torch.tensor([mine.numel()]))
+        size = as_bytes(torch.tensor([mine.numel()]))
         sizes = [int(told.view(torch.int64)) for told in self._exchange_with_all(size, [8] * self.workers, name)]
         return self._exchange_with_all(mine, sizes, name)
 
     def _exchange_with_all(self, mine: Tensor, capacities: Sequence[int], name: str) -> list[Tensor]:
-        """The same bytes to every peer; what each sent, in rank order, our own in its place."""
+        """Send `mine` to every peer. What each of them sent, in rank order, with `mine` in its place."""
         outgoing = [(peer, mine) for peer in self._others()]
         arrived = self._exchange(outgoing, [(peer, capacities[peer]) for peer in self._others()], name)
         return [*arrived[: self.rank], mine, *arrived[self.rank :]]
@@ -209,6 +200,7 @@ class MPITransport:
             meanwhile()
             self._finish(messages, name)
         except BaseException:
+            self._failed = True
             _abandon(messages)
             raise
         return [message.memory[: message.arrived] for message in arriving]
@@ -248,28 +240,20 @@ class MPITransport:
 
     def _broken(self, message: _Message, name: str, error: Any) -> PeerError | ProtocolError:
         peer = message.peer
+        who, where = self._who(peer), failures.place(self.traffic, name)
         if error.Get_error_class() == self._mpi.ERR_TRUNCATE:
-            return ProtocolError(
-                f"{self._who(peer)} sent more than the {message.memory.numel()} bytes that rank {self.rank} expected"
-                f" in {self._where(name)}.",
-                peer=peer,
-            )
-        reason = error.Get_error_string().strip().splitlines()[0].rstrip(".")
-        return PeerError(f"{self._who(peer)} broke off in {self._where(name)}: {reason}. {INTACT}", peer=peer)
+            return failures.oversized(peer, who, message.memory.numel(), self.rank, where)
+        return failures.broken(peer, who, where, failures.reason(error.Get_error_string()))
 
     def _too_late(self, message: _Message, name: str) -> PeerError:
-        failure = "took nothing" if message.leaving else "sent nothing"
-        return PeerError(
-            f"{self._who(message.peer)} {failure} for {self._timeout:g} s in {self._where(name)};"
-            f" its process may be gone. {INTACT}",
-            peer=message.peer,
-        )
+        verb, where = "took" if message.leaving else "sent", failures.place(self.traffic, name)
+        return failures.silent(message.peer, self._who(message.peer), verb, self._timeout, where)
+
+    def _unlike(self, peer: int, name: str) -> ProtocolError:
+        return failures.unlike_entries(peer, self._who(peer), name, self.rank)
 
     def _who(self, peer: int) -> str:
-        return f"rank {peer} ({self.addresses[peer]})"
-
-    def _where(self, name: str) -> str:
-        return f"round {self.traffic.rounds + 1}, {name}"
+        return failures.named(peer, self.addresses[peer])
 
 
 def load_mpi() -> ModuleType:
@@ -277,9 +261,8 @@ def load_mpi() -> ModuleType:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"MPI cannot be used here ({reason.rstrip('.')}); install mpi4py (pip install 'spardl[mpi]')"
+            f"MPI cannot be used here ({failures.first_line(error)}); install mpi4py ({how_to_install('mpi4py')})"
             " and an MPI library, such as MPICH or Open MPI."
         ) from error
     # Exchanges run on a thread of their own, beside whatever the main thread does with MPI.
@@ -300,6 +283,7 @@ def leave_mpi() -> None:
 
 def _abandon(messages: list[_Message]) -> None:
     """Withdraw what can be, and keep the memory of whatever MPI may still be busy with."""
+    _abandoned[:] = [message for message in _abandoned if not _is_over(message)]
     for message in messages:
         if message.request:
             if not message.leaving:
@@ -307,16 +291,12 @@ def _abandon(messages: list[_Message]) -> None:
             _abandoned.append(message)
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    """In the order given: the same bits wherever it is computed."""
-    total = terms[0].clone()
-    for term in terms[1:]:
-        total += term
-    return total
+def _is_over(message: _Message) -> bool:
+    """Whether MPI has let go of its memory, as it also does when it fails."""
+    try:
+        return bool(message.request.Test())
+    except RuntimeError:
+        return True
 
 
 def _without(tensors: list[Tensor], position: int) -> list[Tensor]:

@@ -9,7 +9,6 @@ import os
 import socket
 import time
 import zlib
-from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -17,20 +16,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
+from spardl import _torch_private
 from spardl.collectives.program import AllReduce, Operation, Round
-from spardl.errors import ConfigError, PeerError
+from spardl.errors import ConfigError, PeerError, ProtocolError
 from spardl.metrics import Traffic
+from spardl.transport import failures, texts
+from spardl.transport.base import use_the_time
+from spardl.transport.ring import count_ring
+from spardl.transport.sparse_sum import count_sparse, sum_sparse
 
 THREADS = 2  # of a group, as torch has it
 
 ANSWER_S = 2.0  # that a live rank may take to say so, after a collective has failed
 
 Group = dist.ProcessGroup | DeviceMesh | None
-
-_made: Counter[tuple[int, ...]] = Counter()  # groups with these members so far, as all of them count
 
 
 class TorchTransport:
@@ -65,6 +67,7 @@ class TorchTransport:
         self.addresses = self.gather_texts(_own_address())
 
     def perform(self, operation: Operation) -> Any:
+        self._check_open()
         started = time.perf_counter()
         if isinstance(operation, AllReduce):
             self._all_reduce(operation, started)
@@ -73,32 +76,42 @@ class TorchTransport:
 
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text, in rank order."""
-        mine = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8).to(self.device)
-        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.workers)]
-        self._wait_for_all(self._group.allgather([sizes], [sizes[0].new_tensor([len(text.encode())])]), "gather_texts")
-        longest = max(1, *(int(size) for size in sizes))
-        padded = torch.nn.functional.pad(mine, (0, longest - mine.numel()))
-        texts = [torch.empty_like(padded) for _ in sizes]
-        self._wait_for_all(self._group.allgather([texts], [padded]), "gather_texts")
-        return [bytes(text[: int(size)].tolist()).decode() for text, size in zip(texts, sizes, strict=True)]
+        self._check_open()
+        return texts.gather_texts(text, lambda mine: self._gather(mine, "gather_texts"))
+
+    def close(self) -> None:
+        """Leave our groups. The one that this transport was made from stays."""
+        for group in (self._group, self._watch):
+            # Those that torch made for us it also keeps; with the default group all of them have ended.
+            if isinstance(group, dist.ProcessGroup) and dist.is_initialized():
+                dist.destroy_process_group(group)
+        self._group = self._watch = None
+
+    def _check_open(self) -> None:
+        if self._group is None:
+            raise failures.closed()
+
+    # --- operations -----------------------------------------------------------------------------------------------
 
     def _round(self, operation: Round, started: float) -> list[Tensor]:
-        sends = [(peer, torch.as_tensor(frame, device=self.device)) for peer, frame in operation.send]
+        sends = [
+            (peer, torch.as_tensor(frame, device=self.device), capacity) for peer, frame, capacity in operation.send
+        ]
         arriving = []
         for peer, capacity in operation.receive:
             buffer = torch.empty(capacity, dtype=torch.uint8, device=self.device)
             arriving.append((peer, buffer, self._group.recv([buffer], peer, self._received[peer])))
             self._received[peer] += 1
         leaving = []
-        for peer, frame in sends:
-            payload = self._padded(frame, operation) if self._fixed_size else frame
+        for peer, frame, capacity in sends:
+            payload = padded(frame, capacity) if self._fixed_size else frame
             leaving.append((peer, payload, self._group.send([payload], peer, self._sent[peer])))
             self._sent[peer] += 1
-        started += operation.use_the_time()
+        started += use_the_time(operation)
         for peer, _, work in arriving:
-            self._wait(work, peer, operation.name, "sent nothing")
+            self._wait(work, peer, operation.name, "sent")
         for peer, _, work in leaving:
-            self._wait(work, peer, operation.name, "took nothing")
+            self._wait(work, peer, operation.name, "took")
         self.traffic.count(
             rounds=1,
             messages=len(leaving),
@@ -108,34 +121,40 @@ class TorchTransport:
         )
         return [buffer for _, buffer, _ in arriving]
 
-    def _padded(self, frame: Tensor, operation: Round) -> Tensor:
-        """NCCL needs both sides to name the same size: blocks are alike, so what we expect is what we fill."""
-        capacity = max([frame.numel(), *(size for _, size in operation.receive)])
-        return torch.nn.functional.pad(frame, (0, capacity - frame.numel()))
-
     def _all_reduce(self, operation: AllReduce, started: float) -> None:
         if self.workers == 1:
             return
-        options = dist.AllreduceOptions()
-        self._wait_for_all(self._group.allreduce([operation.tensor], options), operation.name)
-        size = operation.tensor.numel() * operation.tensor.element_size()
-        moved = round(2 * size * (self.workers - 1) / self.workers)
-        rounds = 2 * (self.workers - 1)
-        self.traffic.count(
-            rounds=rounds, messages=rounds, sent=moved, received=moved, seconds=time.perf_counter() - started
-        )
+        tensor, name = operation.tensor, operation.name
+        if tensor.layout is not torch.strided:
 
-    def _wait(self, work: dist.Work, peer: int, name: str, failure: str) -> None:
+            def refuse(peer: int) -> ProtocolError:
+                return failures.unlike_entries(peer, self._who(peer), name, self.rank)
+
+            sizes = sum_sparse(tensor, lambda mine: self._gather(mine, name), refuse)
+            count_sparse(self.traffic, sizes, self.rank, time.perf_counter() - started)
+            return
+        self._wait_for_all(self._group.allreduce([tensor], dist.AllreduceOptions()), name)
+        count_ring(self.traffic, tensor.numel() * tensor.element_size(), self.workers, time.perf_counter() - started)
+
+    def _gather(self, mine: Tensor, name: str) -> list[Tensor]:
+        """Every rank's bytes, in rank order: first how many, then the bytes themselves, filled up to the most."""
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.workers)]
+        self._wait_for_all(self._group.allgather([sizes], [sizes[0].new_tensor([mine.numel()])]), name)
+        ours = padded(mine.to(self.device), max(1, *(int(size) for size in sizes)))
+        everyone = [torch.empty_like(ours) for _ in sizes]
+        self._wait_for_all(self._group.allgather([everyone], [ours]), name)
+        return [theirs[: int(size)].cpu() for theirs, size in zip(everyone, sizes, strict=True)]
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def _wait(self, work: dist.Work, peer: int, name: str, verb: str) -> None:
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
-            who = f"rank {peer} ({self.addresses[peer]})"
-            where = f"round {self.traffic.rounds + 1}, {name}"
+            who, where = self._who(peer), failures.place(self.traffic, name)
             if "timed out" in str(error).lower():
-                text = f"{who} {failure} for {self._timeout.total_seconds():g} s in {where}; its process may be gone."
-            else:
-                text = f"{who} broke off in {where}: {_first_line(error)}."
-            raise PeerError(f"{text} Residuals are intact; resume from the last checkpoint.", peer=peer) from error
+                raise failures.silent(peer, who, verb, self._timeout.total_seconds(), where) from error
+            raise failures.broken(peer, who, where, failures.first_line(error)) from error
 
     def _wait_for_all(self, work: dist.Work, name: str) -> None:
         try:
@@ -143,14 +162,10 @@ class TorchTransport:
         except RuntimeError as error:
             gone, silent = self._missing()
             peer = next(iter(gone + silent), None)
-            why = _first_line(error)  # if all of them answer after all
+            why = failures.first_line(error)  # if all of them answer after all
             if peer is not None:
-                why = f"rank {peer} ({self.addresses[peer]}) {'is gone' if gone else 'does not answer'}"
-            raise PeerError(
-                f"{name} over {self.workers} ranks failed: {why}."
-                " Residuals are intact; resume from the last checkpoint.",
-                peer=peer,
-            ) from error
+                why = f"{self._who(peer)} {'is gone' if gone else 'does not answer'}"
+            raise failures.collective(name, self.workers, why, peer) from error
 
     def _missing(self) -> tuple[list[int], list[int]]:
         """Peers whose connection is closed, and peers that stay silent when every rank sends every other a byte."""
@@ -173,45 +188,66 @@ class TorchTransport:
                 (silent if "timed out" in str(error).lower() else gone).append(peer)
         return gone, silent
 
+    def _who(self, peer: int) -> str:
+        return failures.named(peer, self.addresses[peer])
+
+
+def padded(frame: Tensor, capacity: int) -> Tensor:
+    """The frame, filled up to what its receiver has room for: NCCL needs both sides to name the same size."""
+    return torch.nn.functional.pad(frame, (0, capacity - frame.numel()))
+
 
 def _gloo_group(ranks: list[int], timeout: timedelta) -> Any:
     """A group of our own, on the threads of the default one.
 
     `dist.new_group` would make a device for it, whose thread wakes up a hundred times per second for as long as it
-    lives: of 8 ranks on 2 cores, one idle group makes a step almost 2 % longer.
+    lives: of 8 ranks on 2 cores, one idle group makes a step almost 2 % longer. It serves where torch has no other way.
     """
-    _made[tuple(ranks)] += 1
-    name = f"spardl/{zlib.crc32(repr(ranks).encode())}/{_made[tuple(ranks)]}"
-    gloo: Any = dist.ProcessGroupGloo
-    options = gloo._Options()
-    options._devices, options._threads, options._timeout = _devices(), THREADS, timeout
-    store = PrefixStore(name, dist.distributed_c10d._get_default_store())
     rank = ranks.index(dist.get_rank())
-    store.set(f"here/{rank}", "")
-    try:
-        return gloo(store, rank, len(ranks), options)
-    except RuntimeError as error:
-        missing = [peer for peer in range(len(ranks)) if not store.check([f"here/{peer}"])]
-        if not missing:
-            raise
-        raise PeerError(
-            f"rank {missing[0]} of {len(ranks)} did not come within {timeout.total_seconds():g} s; all ranks of a group"
-            " must attach, or call all_reduce, in the same order.",
-            peer=missing[0],
-        ) from error
+    store = _store_for(ranks, rank)
+    if store is not None:
+        store.set(f"here/{rank}", "")
+        devices = _torch_private.gloo_devices() or [_own_device()]
+        try:
+            made = _torch_private.gloo_group(store, rank, len(ranks), devices=devices, threads=THREADS, timeout=timeout)
+        except RuntimeError as error:
+            absence = _absence(store, len(ranks), timeout)
+            if absence is None:
+                raise
+            raise absence from error
+        if made is not None:
+            return made
+    return dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
 
 
-def _devices() -> list[Any]:
-    """Those of the default group, or one for all groups of ours where it has none."""
-    world: Any = dist.group.WORLD
-    try:
-        return list(world._get_backend(torch.device("cpu")).options._devices)
-    except (RuntimeError, AttributeError):  # it is not gloo's
-        return [_own_device()]
+def _store_for(ranks: list[int], rank: int) -> Store | None:
+    """A part of the default group's store that only the next group of these ranks uses; None where torch hides it.
+
+    The store itself counts the groups that each rank has made so far, as all of them do: a count of ours would outlive
+    the process group and differ from that of a rank that was restarted.
+    """
+    store = _torch_private.default_store()
+    if store is None:
+        return None
+    own = PrefixStore(f"spardl/{zlib.crc32(repr(ranks).encode())}", store)
+    return PrefixStore(str(own.add(f"made/{rank}", 1)), own)
+
+
+def _absence(store: Store, workers: int, timeout: timedelta) -> PeerError | None:
+    """The error for a rank that did not come to a new group; None if all of them did."""
+    missing = [peer for peer in range(workers) if not store.check([f"here/{peer}"])]
+    if not missing:
+        return None
+    return PeerError(
+        f"rank {missing[0]} of {workers} did not come within {timeout.total_seconds():g} s; all ranks of a group"
+        " must attach, or call all_reduce, in the same order.",
+        peer=missing[0],
+    )
 
 
 @functools.cache
 def _own_device() -> Any:
+    """For all groups of ours where the default one has none: one per process, as each has a thread that wakes up."""
     return dist.ProcessGroupGloo.create_default_device()
 
 
@@ -230,7 +266,3 @@ def _own_address() -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

@@ -1,169 +1,181 @@
-"""One message: all blocks that one rank sends to one other in one round, self-describing, in one buffer.
+"""One message: all blocks that one rank sends to one other in one round. `format.py` describes its bytes.
 
-    byte 0        version
-    byte 1        flags: bits 0-2 value format ("none": indices only), bit 3 raw indices, bit 4 poisoned
-    bytes 2-3     number of blocks
-    bytes 4-7     length of the frame
-    counts        one per block, in 1, 2 or 4 bytes, as the largest budget needs
-    scales        float32 per block, for int8 values only
-    values        codes of all entries
-    indices       Rice-coded gaps (kernels/_gaps.py), or int32
-
-Both sides know which blocks a frame holds and how many entries each may have, so the receiver knows the capacity in
-advance and no size is ever sent ahead. A frame from the network is untrusted: everything is checked before it is used.
+A frame from the network is untrusted: everything is checked before it is used.
 """
 
-import functools
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
-from spardl import kernels, sparse
-from spardl.config import Indices, Values
+from spardl import sparse
 from spardl.errors import ProtocolError
-from spardl.kernels import frames
-from spardl.sparse import Array, Ints, SparseBlocks
-from spardl.wire import values as value_codes
-
-_FORMATS = ("fp32", "bf16", "fp16", "int8", "none")
-_RAW = 8
+from spardl.kernels.api import Array, CodedEntries, Ints, Kernels
+from spardl.sparse import SparseBlocks
+from spardl.wire import format as wire
+from spardl.wire.format import FrameFormat, ValueFormat, value_format
 
 _FAULTS = {
-    frames.TOO_MANY: "more entries than a block may have",
-    frames.TOO_SHORT: "too few bytes for its values and indices",
-    frames.NOT_FINITE: "a value that is not finite",
-    frames.ASTRAY: "indices that run out, are out of order or outside their block",
+    wire.TOO_MANY: "more entries than a block may have",
+    wire.TOO_SHORT: "too few bytes for its values and indices",
+    wire.NOT_FINITE: "a value that is not finite",
+    wire.ASTRAY: "indices that run out, are out of order or outside their block",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CodedBlocks:
-    """Sparse blocks in the wire's value format. Packing and unpacking loses nothing, however often it is forwarded."""
+    """Sparse blocks in the wire's value format. Packing and unpacking loses nothing, however often it is forwarded.
+
+    ids      of the blocks
+    format   of the codes
+    kernels  of the device that holds the entries
+    """
 
     ids: Ints
-    counts: Ints
-    places: Array
-    codes: Array
-    scales: Array
-    kind: torch.dtype  # of the codes
+    entries: CodedEntries[Array]
+    format: ValueFormat
+    kernels: Kernels
+
+    @property
+    def counts(self) -> Ints:
+        """How many entries each block has."""
+        return self.entries.counts
+
+    @property
+    def places(self) -> Array:
+        """Indices, relative to their block."""
+        return self.entries.places
+
+    @property
+    def codes(self) -> Array:
+        return self.entries.codes
+
+    @property
+    def scales(self) -> Array:
+        return self.entries.scales
 
     def decode(self) -> SparseBlocks:
+        """The float32 values that every rank computes with."""
         return SparseBlocks(self.ids, self.counts, self.places, self._amounts())
 
     def _amounts(self) -> Array:
-        kernel = kernels.for_array(self.places)
-        if not len(self.codes):
-            return torch.zeros(len(self.places), device=torch.as_tensor(self.places).device)
-        if self.kind is torch.bfloat16:
-            return kernel.widen_bf16(self.codes)
-        codes, scales = kernel.tensor(self.codes, self.kind), kernel.tensor(self.scales, torch.float32)
-        return kernel.array(value_codes.decode(codes, scales, self.counts))
+        kernels = self.kernels
+        counts, places, codes, scales = self.entries
+        if not len(codes):
+            return torch.zeros(len(places), device=torch.as_tensor(places).device)
+        if self.format.rounds_in_place:
+            return kernels.widen_bf16(codes)
+        words, steps = kernels.tensor(codes, self.format.dtype), kernels.tensor(scales, torch.float32)
+        return kernels.array(self.format.decode(words, steps, counts))
 
     def split(self) -> list["CodedBlocks"]:
         """One piece per block."""
-        places = sparse.parts(self.places, self.counts)
-        codes = sparse.parts(self.codes, self.counts) if len(self.codes) else [self.codes] * len(places)
+        counts, places, codes, scales = self.entries
+        stretches = sparse.parts(places, counts)
+        coded = sparse.parts(codes, counts) if len(codes) else [codes] * len(stretches)
         return [
             CodedBlocks(
-                self.ids[i : i + 1], self.counts[i : i + 1], places[i], codes[i], self.scales[i : i + 1], self.kind
+                self.ids[i : i + 1],
+                CodedEntries(counts[i : i + 1], stretches[i], coded[i], scales[i : i + 1]),
+                self.format,
+                self.kernels,
             )
-            for i in range(len(places))
+            for i in range(len(stretches))
         ]
 
     @staticmethod
     def join(pieces: list["CodedBlocks"]) -> "CodedBlocks":
+        """The blocks of all pieces, one piece after the other."""
+        first = pieces[0]
         if len(pieces) == 1:
-            return pieces[0]
-        return CodedBlocks(
-            np.concatenate([piece.ids for piece in pieces]),
+            return first
+        entries = CodedEntries(
             np.concatenate([piece.counts for piece in pieces]),
             sparse.join([piece.places for piece in pieces]),
             sparse.join([piece.codes for piece in pieces]),
-            sparse.join([piece.scales for piece in pieces]) if len(pieces[0].scales) else pieces[0].scales,
-            pieces[0].kind,
+            sparse.join([piece.scales for piece in pieces]) if len(first.scales) else first.scales,
         )
+        return CodedBlocks(np.concatenate([piece.ids for piece in pieces]), entries, first.format, first.kernels)
 
 
-@dataclass(frozen=True)
 class Codec:
-    """The wire format that all ranks agreed on at attach."""
+    """The wire format that all ranks agreed on at attach, for entries on one device.
 
-    values: Values | Literal["none"] = "bf16"
-    indices: Indices = "rice"
+    values   a value format, or the name of one; `format` is what others ask about it
+    indices  "rice" or "raw"
+    kernels  of the device
+    """
+
+    def __init__(self, values: str | ValueFormat, indices: str, kernels: Kernels) -> None:
+        self.format = value_format(values)
+        self.indices = indices
+        self.kernels = kernels
+        self._frame = FrameFormat(self.format, raw=indices == "raw")
+        self._no_scales: Array | None = None
+
+    @property
+    def values(self) -> str:
+        """The name of the value format."""
+        return self.format.name
 
     def code(self, entries: SparseBlocks) -> CodedBlocks:
         """Round the values to the wire's format."""
-        if self.values == "none":
+        if not self.format.carries_values:
             return self._coded(entries, entries.amounts[:0], entries.amounts[:0])
-        return self._coded(entries, *value_codes.encode(entries.values, entries.counts, self.values))
+        codes, scales = self.format.encode(entries.values, entries.counts)
+        return self._coded(entries, codes, scales)
 
     def round_off(self, entries: SparseBlocks) -> tuple[CodedBlocks, Array]:
-        """The same, for finite values, and what rounding cost each of them."""
-        if self.values == "bf16":
-            codes, errors = kernels.for_array(entries.amounts).round_bf16(entries.amounts)
+        """Round finite values to the wire's format, and say what rounding cost each of them."""
+        if self.format.rounds_in_place:
+            codes, errors = self.kernels.round_bf16(entries.amounts)
             return self._coded(entries, codes, entries.amounts[:0]), errors
         coded = self.code(entries)
         return coded, entries.values - coded.decode().values
 
+    def coded(self, ids: Ints, counts: Ints, places: Array, codes: Array) -> CodedBlocks:
+        """Entries that have been taken in the wire's format already, which is not scaled (`take_rounded`)."""
+        if self._no_scales is None:
+            self._no_scales = self.kernels.array(self.kernels.tensor(places[:0], torch.float32))
+        return CodedBlocks(ids, CodedEntries(counts, places, codes, self._no_scales), self.format, self.kernels)
+
     def _coded(self, entries: SparseBlocks, codes: Array, scales: Array) -> CodedBlocks:
-        array = kernels.for_array(entries.places).array
-        return CodedBlocks(
-            entries.ids, entries.counts, array(entries.places), array(codes), array(scales), self._form.kind
-        )
+        array = self.kernels.array
+        coded = CodedEntries(entries.counts, array(entries.places), array(codes), array(scales))
+        return CodedBlocks(entries.ids, coded, self.format, self.kernels)
 
     def capacity(self, lengths: Ints, budgets: Ints) -> int:
         """The most bytes that a frame for blocks of these lengths and budgets can have."""
-        return int(kernels.for_array(lengths).frame_room(self._form, lengths, budgets))
+        return self.kernels.frame_room(self._frame, lengths, budgets)
 
     def pack(self, coded: CodedBlocks, lengths: Ints, budgets: Ints, *, poisoned: bool = False) -> Array:
         """The frame: at most `capacity` bytes."""
-        blocks = (lengths, budgets, coded.counts, coded.scales, coded.codes, coded.places)
-        return kernels.for_array(coded.places).write_frame(self._form, poisoned, *blocks)
+        return self.kernels.write_frame(self._frame, poisoned, lengths, budgets, coded.entries)
 
     def unpack(self, frame: Array, ids: Ints, lengths: Ints, budgets: Ints, peer: int) -> CodedBlocks | None:
         """What `pack` was given, or None for a poisoned frame; `ProtocolError` if this is not a frame for these blocks.
 
         `frame` may be longer than what was packed: a buffer of the full capacity is fine.
         """
-        found, (counts, places, codes, scales) = kernels.for_array(frame).read_frame(
-            frame, self._form, lengths, budgets
-        )
-        if found == frames.POISONED:
+        found, entries = self.kernels.read_frame(frame, self._frame, lengths, budgets)
+        if found >= 0:
+            return CodedBlocks(ids, entries, self.format, self.kernels)
+        if found == wire.POISONED:
             return None
-        if found == frames.FOREIGN:
-            raise _bad(peer, self._why_foreign(frame, len(ids)))
-        if found >= 0 and len(scales) and not value_codes.scales_are_fine(torch.as_tensor(scales)):
-            found = frames.NOT_FINITE
-        if found < 0:
-            raise _bad(peer, _FAULTS[found])
-        return CodedBlocks(ids, counts, places, codes, scales, self._form.kind)
+        raise _bad(peer, self._why_foreign(frame, len(ids)) if found == wire.FOREIGN else _FAULTS[found])
 
     def _why_foreign(self, frame: Array, expected: int) -> str:
-        if len(frame) < frames.HEADER.size:
+        if len(frame) < wire.HEADER.size:
             return f"{len(frame)} bytes, fewer than a header takes"
-        version, flags, blocks, length = frames.HEADER.unpack(bytes(frame[: frames.HEADER.size].tolist()))
-        if version != frames.VERSION:
-            return f"wire version {version} where this is {frames.VERSION}; run the same spardl on all ranks"
-        if flags & ~frames.POISONED_FLAG != self._form.flags:
+        version, flags, blocks, length = wire.HEADER.unpack(bytes(frame[: wire.HEADER.size].tolist()))
+        if version != wire.VERSION:
+            return f"wire version {version} where this is {wire.VERSION}; run the same spardl on all ranks"
+        if flags & ~wire.POISONED_FLAG != self._frame.flags:
             return "another value or index format"
         if blocks != expected:
             return f"{blocks} blocks instead of {expected}"
         return f"a frame of {length} bytes in {len(frame)}"
-
-    @functools.cached_property
-    def _form(self) -> frames.Form:
-        kind = torch.float32 if self.values == "none" else value_codes.CODE_TYPES[self.values]
-        raw = self.indices == "raw"
-        return frames.Form(
-            flags=_FORMATS.index(self.values) | (_RAW if raw else 0),
-            kind=kind,
-            value_bytes=0 if self.values == "none" else kind.itemsize,
-            exponents=0 if self.values == "none" else value_codes.EXPONENTS.get(kind, 0),
-            scaled=self.values == "int8",
-            raw=raw,
-        )
 
 
 def _bad(peer: int, what: str) -> ProtocolError:

@@ -1,55 +1,66 @@
-"""Values without indices, for coordinates that both sides know: a flag, a scale for int8, the codes; or bare floats."""
+"""Values without indices, for coordinates that both sides know; and bare floats. `format.py` describes both.
+
+A format may be given by its name.
+"""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.config import Values
 from spardl.errors import ProtocolError
+from spardl.kernels.torch_frames import pack_codes, unpack_codes
 from spardl.sparse import Array
-from spardl.wire import values as value_codes
+from spardl.wire.format import ValueFormat, value_format
 
 _FINE, _POISONED = 1, 2
 
 
-def size(count: int, form: Values) -> int:
-    """Bytes of a frame with `count` values."""
-    return 1 + (4 if form == "int8" else 0) + count * value_codes.CODE_TYPES[form].itemsize
+def size(count: int, form: str | ValueFormat) -> int:
+    """Bytes of a vector of `count` values."""
+    values = value_format(form)
+    return 1 + (4 if values.scaled else 0) + values.size(count)
 
 
-def pack(values: Tensor, form: Values, *, poisoned: bool = False) -> tuple[Tensor, Tensor]:
-    """The frame, and the values that its receivers will decode."""
+def pack(values: Tensor, form: str | ValueFormat, *, poisoned: bool = False) -> tuple[Tensor, Tensor]:
+    """The vector as bytes, and the values that its receivers will decode."""
     counts = np.array([values.numel()])
-    codes, scales = value_codes.encode(values, counts, form)
+    form = value_format(form)
+    codes, scales = form.encode(values, counts)
     flag = torch.tensor([_POISONED if poisoned else _FINE], dtype=torch.uint8, device=values.device)
     scale = scales.view(torch.uint8) if scales.numel() else flag[:0]
-    frame = torch.cat((flag, scale, codes.contiguous().view(torch.uint8) if codes.numel() else flag[:0]))
-    return frame, value_codes.decode(codes, scales, counts)
+    frame = torch.cat((flag, scale, pack_codes(codes.contiguous(), form.bits)))
+    return frame, form.decode(codes, scales, counts)
 
 
-def unpack(frame: Array, count: int, form: Values, peer: int) -> Tensor | None:
+def unpack(frame: Array, count: int, form: str | ValueFormat, peer: int) -> Tensor | None:
     """What `pack` sent, or None if it was poisoned; `ProtocolError` if it is not `count` finite values."""
     frame = torch.as_tensor(frame)
+    form = value_format(form)
     if frame.numel() != size(count, form) or int(frame[0]) not in (_FINE, _POISONED):
         raise _other(count, peer)
     if int(frame[0]) == _POISONED:
         return None
     codes_at = size(0, form)
     scales = frame[1:codes_at].clone().view(torch.float32)
-    codes = frame[codes_at:].clone().view(value_codes.CODE_TYPES[form])
-    values = value_codes.decode(codes, scales, np.array([count]))
+    codes = unpack_codes(frame[codes_at:], count, form.bits, form.dtype)
+    values = form.decode(codes, scales, np.array([count]))
     if not torch.isfinite(values).all():
         raise ProtocolError(f"rank {peer} sent a value that is not finite; nothing was applied.", peer=peer)
     return values
 
 
-def split(frame: Array, counts: list[int], form: Values, peer: int) -> list[Tensor]:
-    """The frames of so many values each that arrived as one message."""
+def split(frame: Array, counts: list[int], form: str | ValueFormat, peer: int) -> list[Tensor]:
+    """The vectors of `counts[i]` values each that arrived as one message."""
     frame = torch.as_tensor(frame)
     sizes = [size(count, form) for count in counts]
     if frame.numel() != sum(sizes):
         raise _other(sum(counts), peer)
     return list(frame.split(sizes))
+
+
+def bare(values: Tensor) -> Tensor:
+    """Values as they are, as bytes in memory of their own."""
+    return values.clone().view(torch.uint8)
 
 
 def floats(frame: Array, count: int, peer: int) -> Tensor:

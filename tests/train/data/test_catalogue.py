@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, DataError
 from spardl.train.data import DATASETS, load_data
 from spardl.train.data.catalogue import CATALOGUE
 
@@ -37,7 +37,7 @@ def test_without_a_directory_the_option_that_names_it_is_told(name: str) -> None
 @pytest.mark.parametrize("name", FROM_FILES)
 def test_missing_files_are_named_with_the_place_and_the_way_to_get_them(name: str, tmp_path: Path) -> None:
     """One sentence says what was looked for, where, and what to do."""
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(DataError) as caught:
         load_data(name, tmp_path)
     sentence = str(caught.value)
     assert CATALOGUE[name].needs in sentence and str(tmp_path) in sentence
@@ -49,7 +49,7 @@ def test_missing_files_are_named_with_the_place_and_the_way_to_get_them(name: st
 
 def test_a_directory_that_is_none_is_told(tmp_path: Path) -> None:
     """A mistyped path is not a data set without files."""
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(DataError, match="no such folder"):
         load_data("cifar10", tmp_path / "nowhere")
 
 

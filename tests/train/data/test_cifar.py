@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.errors import DataError
 from spardl.train.data.cifar import BLACK, MEAN, STD, cifar10, cifar100, normalise, shift_and_flip
 from spardl.train.source import Examples, batches
 
@@ -123,7 +123,7 @@ def test_damaged_binary_files_are_named(tmp_path: Path, damage: Callable[[Path],
     """The sentence says which file, what was expected and what was found."""
     binary_set(tmp_path)
     damage(tmp_path / "data_batch_1.bin")
-    with pytest.raises(ConfigError, match=f"data_batch_1.bin.*{sentence}"):
+    with pytest.raises(DataError, match=f"data_batch_1.bin.*{sentence}"):
         cifar10(tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_a_set_without_its_test_file_is_refused(tmp_path: Path) -> None:
     """The name of the missing file is told."""
     binary_set(tmp_path / "cifar-10-batches-bin")
     (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").unlink()
-    with pytest.raises(ConfigError, match=r"not test_batch\.bin"):
+    with pytest.raises(DataError, match=r"not test_batch\.bin"):
         cifar10(tmp_path)
 
 
@@ -171,7 +171,7 @@ def test_foreign_pickles_are_refused(tmp_path: Path, content: bytes, sentence: s
     """Only what the official files are made of is read: a dictionary of plain values and byte arrays."""
     python_set(tmp_path)
     (tmp_path / "data_batch_1").write_bytes(content)
-    with pytest.raises(ConfigError, match=f"data_batch_1.*{sentence}"):
+    with pytest.raises(DataError, match=f"data_batch_1.*{sentence}"):
         cifar10(tmp_path)
 
 
@@ -179,7 +179,7 @@ def test_nothing_that_a_pickle_asks_for_is_run(tmp_path: Path) -> None:
     """The file is read, not obeyed."""
     python_set(tmp_path)
     (tmp_path / "data_batch_1").write_bytes(forged(labels=Malice(tmp_path / "made")))
-    with pytest.raises(ConfigError, match="asks for"):
+    with pytest.raises(DataError, match="asks for"):
         cifar10(tmp_path)
     assert not (tmp_path / "made").exists()
 

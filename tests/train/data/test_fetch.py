@@ -15,7 +15,7 @@ import pytest
 
 from spardl.errors import ConfigError
 from spardl.train.data import fetch as module
-from spardl.train.data.catalogue import CATALOGUE, About, Download
+from spardl.train.data.catalogue import CATALOGUE, Download, Listing
 from spardl.train.data.fetch import ATTEMPTS, FetchError, fetch
 from train.data.servers import Server, serving
 
@@ -58,8 +58,8 @@ def offer(server: Server, monkeypatch: pytest.MonkeyPatch) -> Offer:
         if checksum in ("md5", "sha256"):
             checksum = f"{checksum}:{hashlib.new(checksum, content).hexdigest()}"
         download = Download(f"https://example.org/{name}", gives, len(content), checksum, unpack)
-        before = CATALOGUE.get("toy", About("a toy", "files", "toy"))
-        monkeypatch.setitem(CATALOGUE, "toy", About("a toy", "files", "toy", (*before.downloads, download)))
+        before = CATALOGUE.get("toy", Listing("a toy", "files", "toy"))
+        monkeypatch.setitem(CATALOGUE, "toy", Listing("a toy", "files", "toy", (*before.downloads, download)))
 
     return put
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.errors import DataError
 from spardl.train.data import load_data
 from spardl.train.data.idx import fashion_mnist, mnist
 
@@ -71,7 +71,7 @@ def test_damaged_files_are_named(tmp_path: Path, file: str, content: bytes, sent
     """The sentence says which file, what was expected and what was found."""
     write_set(tmp_path)
     (tmp_path / file).write_bytes(content)
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(DataError, match=sentence) as caught:
         mnist(tmp_path)
     assert file in str(caught.value)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.errors import DataError
 from spardl.train.data import imdb as module
 from spardl.train.data.imdb import imdb
 from spardl.train.source import batches
@@ -134,7 +134,7 @@ def test_damaged_and_foreign_archives_are_refused(tmp_path: Path, damage, senten
     path = tmp_path / "aclImdb_v1.tar.gz"
     write_archive(path, REVIEWS)
     damage(path)
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(DataError, match=sentence) as caught:
         imdb(tmp_path)
     assert "aclImdb_v1.tar.gz" in str(caught.value)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, DataError
 from spardl.train.data import load_data
 from spardl.train.data.movielens import Rated, draw_others, ml_latest_small
 from spardl.train.source import IGNORED, batches
@@ -185,7 +185,7 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, sent
     """The sentence says which file, what was expected and what was found."""
     path = write(tmp_path, name, [])
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(DataError, match=sentence) as caught:
         load_data(name, tmp_path)
     assert str(path) in str(caught.value)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, DataError
 from spardl.train.data import load_data
 from spardl.train.data.text import mask_some, next_tokens, ptb, pydoc, read_words, text, wikitext2
 from spardl.train.source import IGNORED, Stream, batches
@@ -62,7 +62,7 @@ def test_streams_of_words_are_for_recurrent_models(tmp_path: Path) -> None:
 def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     """A test word that training does not have needs an <unk> to stand for it."""
     write_words(tmp_path, "a b c\n", "a d\n")
-    with pytest.raises(ConfigError, match=r"'d', which .* does not"):
+    with pytest.raises(DataError, match=r"'d', which .* does not"):
         wikitext2(tmp_path, window=2)
 
 
@@ -73,7 +73,7 @@ def test_damaged_text_is_named(tmp_path: Path, content: bytes, sentence: str) ->
     """With the place of the first byte that is wrong."""
     write_words(tmp_path)
     (tmp_path / "wiki.train.tokens").write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"wiki\.train\.tokens.* {sentence}"):
+    with pytest.raises(DataError, match=rf"wiki\.train\.tokens.* {sentence}"):
         wikitext2(tmp_path, window=2)
 
 

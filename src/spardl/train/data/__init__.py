@@ -4,7 +4,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spardl.config import check_choice
+from spardl.choices import check_choice
+from spardl.extras import require
 
 if TYPE_CHECKING:
     from spardl.train.dataset import DataSet
@@ -33,10 +34,24 @@ DATASETS: dict[str, str] = {
     "ml-20m": "spardl.train.data.movielens:ml_20m",
 }
 
+# What a data set needs that the core does not bring: the module, and what it does here.
+PACKAGES: dict[str, tuple[str, str]] = {
+    "digits": ("sklearn", "the digits come with scikit-learn"),
+    "imagenet": ("PIL", "images are decoded by Pillow"),
+    "folders": ("PIL", "images are decoded by Pillow"),
+}
+
+
+def check_packages(name: str) -> None:
+    """Refuse a data set whose package is not installed. Nothing is imported."""
+    if name in PACKAGES:
+        require(*PACKAGES[name])
+
 
 def load_data(name: str, directory: Path | None = None, **options: int) -> "DataSet":
     """The data set of this name; `directory` is where its official files lie."""
     check_choice("data set", name, tuple(DATASETS))
+    check_packages(name)
     module, _, function = DATASETS[name].partition(":")
     data: DataSet = getattr(importlib.import_module(module), function)(directory, **options)
     return data

@@ -23,7 +23,7 @@ def cache_directory() -> Path:
 def cached(name: str, key: tuple[object, ...], build: Callable[[], Arrays]) -> Arrays:
     """What `build` returned for this key, now or in an earlier run.
 
-    A key names everything that the result hangs on. A damaged entry is made again; one that cannot be written is not
+    A key names everything that the result depends on. A damaged entry is made again; one that cannot be written is not
     missed. Several processes may do this at once: each sees whole entries only.
     """
     path = cache_directory() / f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.npz"

@@ -32,7 +32,7 @@ class Download:
 
 
 @dataclass(frozen=True)
-class About:
+class Listing:
     """One data set.
 
     needs      the official files that it reads; empty where it comes with what is installed
@@ -47,8 +47,8 @@ class About:
     advice: str = ""
 
 
-def _idx(summary: str, folder: str, base: str, *files: tuple[str, int, str]) -> About:
-    return About(
+def _idx(summary: str, folder: str, base: str, *files: tuple[str, int, str]) -> Listing:
+    return Listing(
         summary,
         needs="train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of t10k, each gzipped or not",
         folder=folder,
@@ -58,9 +58,9 @@ def _idx(summary: str, folder: str, base: str, *files: tuple[str, int, str]) -> 
     )
 
 
-def _movielens(name: str, summary: str, file: str, size: int | None, checksum: str | None) -> About:
+def _movielens(name: str, summary: str, file: str, size: int | None, checksum: str | None) -> Listing:
     url = f"https://files.grouplens.org/datasets/movielens/{name}.zip"
-    return About(summary, file, name, (Download(url, name, size, checksum, unpack=True),))
+    return Listing(summary, file, name, (Download(url, name, size, checksum, unpack=True),))
 
 
 MNIST = _idx(
@@ -83,7 +83,7 @@ FASHION_MNIST = _idx(
     ("t10k-labels-idx1-ubyte", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
 )
 
-CIFAR10 = About(
+CIFAR10 = Listing(
     "60,000 colour images of 32 x 32 in 10 classes",
     needs="cifar-10-batches-bin (data_batch_1.bin ... test_batch.bin) or cifar-10-batches-py",
     folder="cifar10",
@@ -98,7 +98,7 @@ CIFAR10 = About(
     ),
 )
 
-CIFAR100 = About(
+CIFAR100 = Listing(
     "60,000 colour images of 32 x 32 in 100 classes",
     needs="cifar-100-binary (train.bin, test.bin) or cifar-100-python",
     folder="cifar100",
@@ -113,7 +113,7 @@ CIFAR100 = About(
     ),
 )
 
-FOLDERS = About(
+FOLDERS = Listing(
     "images in class folders",
     needs="folders train and val (or test), each with one folder of image files per class",
     advice="any images will do: sort yours into such folders",
@@ -126,7 +126,7 @@ IMAGENET = replace(
     advice="image-net.org hands it out to those who accept its terms; sort the validation images into class folders",
 )
 
-IMDB = About(
+IMDB = Listing(
     "50,000 film reviews, good or bad",
     needs="the folder aclImdb or its archive aclImdb_v1.tar.gz",
     folder="imdb",
@@ -140,7 +140,7 @@ IMDB = About(
     ),
 )
 
-PTB = About(
+PTB = Listing(
     "Penn Treebank as prepared by Mikolov: 1 million words, 10,000 different",
     needs="ptb.train.txt, ptb.test.txt",
     folder="ptb",
@@ -154,7 +154,7 @@ PTB = About(
     ),
 )
 
-WIKITEXT2 = About(
+WIKITEXT2 = Listing(
     "WikiText-2: 2.5 million words of Wikipedia, 33,278 different",
     needs="wiki.train.tokens, wiki.test.tokens",
     folder="wikitext-2",
@@ -169,9 +169,9 @@ WIKITEXT2 = About(
     ),
 )
 
-PYDOC = About("Python's own manual, 465,000 characters", advice="it comes with Python")
+PYDOC = Listing("Python's own manual, 465,000 characters", advice="it comes with Python")
 
-TEXT = About(
+TEXT = Listing(
     "characters of any text",
     needs="text files, *.txt",
     folder="text",
@@ -186,12 +186,12 @@ TEXT = About(
 )
 
 
-def _masked(about: About) -> About:
+def _masked(about: Listing) -> Listing:
     return replace(about, summary=f"{about.summary}; guess the masked ones")
 
 
-CATALOGUE: dict[str, About] = {
-    "digits": About("1,797 handwritten digits of 8 x 8", advice="it comes with scikit-learn"),
+CATALOGUE: dict[str, Listing] = {
+    "digits": Listing("1,797 handwritten digits of 8 x 8", advice="it comes with scikit-learn"),
     "mnist": MNIST,
     "fashion-mnist": FASHION_MNIST,
     "cifar10": CIFAR10,

@@ -13,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.errors import ConfigError
+from spardl.errors import DataError
 from spardl.train.data.files import missing, places, reading, subset_note
 from spardl.train.data.pickles import read_table
 from spardl.train.dataset import DataSet
 from spardl.train.source import Batch, Examples
 from spardl.train.tasks import Classification
 
-SIDE = 32
-PIXELS = 3 * SIDE * SIDE
+IMAGE_SIDE = 32
+PIXELS = 3 * IMAGE_SIDE * IMAGE_SIDE
 PADDING = 4
 OFFICIAL = (50_000, 10_000)
 LARGEST_FILE = 1 << 29  # several times the largest official one
@@ -32,7 +32,7 @@ STD = torch.tensor((0.247, 0.243, 0.262)).view(3, 1, 1)
 BLACK = -MEAN / STD
 
 
-class Part(NamedTuple):
+class LabelledImages(NamedTuple):
     """Images as bytes, count x 3 x 32 x 32, and their classes."""
 
     images: NDArray[np.uint8]
@@ -46,7 +46,7 @@ class Version:
     folder: str
     train: tuple[str, ...]
     test: str
-    read: Callable[[Path, int], Part]
+    read: Callable[[Path, int], LabelledImages]
 
 
 def cifar10(directory: Path | None = None) -> DataSet:
@@ -76,11 +76,11 @@ def shift_and_flip(batch: Batch, generator: torch.Generator) -> Batch:
     """Each image at a random place of a black frame 4 pixels wider on all sides, half of them mirrored."""
     images, labels = batch
     count = len(images)
-    framed = BLACK.expand(count, 3, SIDE + 2 * PADDING, SIDE + 2 * PADDING).clone()
+    framed = BLACK.expand(count, 3, IMAGE_SIDE + 2 * PADDING, IMAGE_SIDE + 2 * PADDING).clone()
     framed[:, :, PADDING:-PADDING, PADDING:-PADDING] = images
     top, left = torch.randint(2 * PADDING + 1, (2, count, 1), generator=generator)
     mirrored = torch.rand(count, 1, generator=generator) < 0.5
-    across = torch.arange(SIDE)
+    across = torch.arange(IMAGE_SIDE)
     rows = top + across
     columns = left + torch.where(mirrored, across.flip(0), across)
     which = torch.arange(count).view(-1, 1, 1, 1)
@@ -89,7 +89,7 @@ def shift_and_flip(batch: Batch, generator: torch.Generator) -> Batch:
 
 
 def _cifar(name: str, directory: Path | None, classes: int, versions: Sequence[Version]) -> DataSet:
-    found: list[tuple[Part, Part]] = []
+    found: list[tuple[LabelledImages, LabelledImages]] = []
     for version in versions:
         paths = _find(name, directory, version)
         if paths is not None:
@@ -110,7 +110,7 @@ def _cifar(name: str, directory: Path | None, classes: int, versions: Sequence[V
     )
 
 
-def _counts(parts: tuple[Part, Part]) -> tuple[int, int]:
+def _counts(parts: tuple[LabelledImages, LabelledImages]) -> tuple[int, int]:
     return len(parts[0].labels), len(parts[1].labels)
 
 
@@ -122,18 +122,18 @@ def _find(name: str, directory: Path | None, version: Version) -> tuple[list[Pat
         if train and test.is_file():
             return train, test
         if train and folder.name == version.folder:
-            raise ConfigError(f"{folder} holds {train[0].name}, but not {test.name}, which data set {name} needs too.")
+            raise DataError(f"{folder} holds {train[0].name}, but not {test.name}, which data set {name} needs too.")
     return None
 
 
-def _read_binary(label_bytes: int) -> Callable[[Path, int], Part]:
+def _read_binary(label_bytes: int) -> Callable[[Path, int], LabelledImages]:
     """Records of labels, the last of which counts, and 3,072 bytes: red, green and blue, row by row."""
     record = label_bytes + PIXELS
 
-    def read(path: Path, classes: int) -> Part:
+    def read(path: Path, classes: int) -> LabelledImages:
         content = np.frombuffer(_content(path), dtype=np.uint8)
         if len(content) == 0 or len(content) % record:
-            raise ConfigError(
+            raise DataError(
                 f"{path} has {len(content):,} bytes, which is no whole number of records of {record:,};"
                 " it is cut off or another file."
             )
@@ -143,16 +143,16 @@ def _read_binary(label_bytes: int) -> Callable[[Path, int], Part]:
     return read
 
 
-def _read_python(label_field: str) -> Callable[[Path, int], Part]:
+def _read_python(label_field: str) -> Callable[[Path, int], LabelledImages]:
     """A pickled dictionary with the field `data`, count x 3,072 bytes, and a list of labels."""
 
-    def read(path: Path, classes: int) -> Part:
+    def read(path: Path, classes: int) -> LabelledImages:
         table = read_table(_content(path), str(path))
         data, labels = table.get("data"), table.get(label_field)
         if not isinstance(data, np.ndarray) or not isinstance(labels, list):
-            raise ConfigError(f"{path} has no fields data and {label_field}, only {', '.join(sorted(table))}.")
+            raise DataError(f"{path} has no fields data and {label_field}, only {', '.join(sorted(table))}.")
         if data.shape != (len(labels), PIXELS) or not all(type(label) is int for label in labels):
-            raise ConfigError(f"{path} has data of shape {data.shape} for {len(labels):,} labels.")
+            raise DataError(f"{path} has data of shape {data.shape} for {len(labels):,} labels.")
         return _part(path, data, np.array(labels, dtype=np.int64), classes)
 
     return read
@@ -162,23 +162,25 @@ def _content(path: Path) -> bytes:
     with reading(path):
         size = path.stat().st_size
         if size > LARGEST_FILE:
-            raise ConfigError(f"{path} has {size:,} bytes, far more than any official file; it is another one.")
+            raise DataError(f"{path} has {size:,} bytes, far more than any official file; it is another one.")
         return path.read_bytes()
 
 
-def _part(path: Path, pixels: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> Part:
+def _part(path: Path, pixels: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> LabelledImages:
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
-        raise ConfigError(
+        raise DataError(
             f"{path} labels image {wrong[0]:,} as {labels[wrong[0]]}, but there are classes 0 to {classes - 1} only;"
             " it is damaged or another file."
         )
-    return Part(pixels.reshape(-1, 3, SIDE, SIDE), labels)
+    return LabelledImages(pixels.reshape(-1, 3, IMAGE_SIDE, IMAGE_SIDE), labels)
 
 
-def _join(parts: list[Part]) -> Part:
-    return Part(np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts]))
+def _join(parts: list[LabelledImages]) -> LabelledImages:
+    return LabelledImages(
+        np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts])
+    )
 
 
-def _tensors(part: Part) -> tuple[Tensor, Tensor]:
+def _tensors(part: LabelledImages) -> tuple[Tensor, Tensor]:
     return torch.tensor(part.images), torch.tensor(part.labels)

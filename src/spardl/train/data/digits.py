@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from spardl.errors import ConfigError
 from spardl.train.dataset import DataSet
 from spardl.train.source import Examples
 from spardl.train.tasks import Classification
@@ -16,10 +15,8 @@ TEST_SHARE = 5
 
 def digits(directory: Path | None = None) -> DataSet:
     """1,797 images of 8 x 8 pixels; one in five is kept for the test."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ConfigError("the digits come with scikit-learn; install it with: pip install 'spardl[train]'") from error
+    from sklearn.datasets import load_digits
+
     pixels, classes = load_digits(return_X_y=True)
     inputs = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     labels = torch.tensor(classes, dtype=torch.int64)

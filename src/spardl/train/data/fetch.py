@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
-from spardl.config import check_choice
+from spardl.choices import check_choice
 from spardl.errors import ConfigError, SparDLError
 from spardl.train.data.catalogue import CATALOGUE, Download
 from spardl.train.data.files import DAMAGE
@@ -52,10 +52,10 @@ class Watcher(Protocol):
         """A connection stands: `done` bytes are there already, of `total` if it is known."""
 
     def advance(self, count: int) -> None:
-        """So many bytes more."""
+        """`count` more bytes have come."""
 
     def tell(self, text: str) -> None:
-        """Something to know."""
+        """Say something that a person should know."""
 
 
 def fetch(name: str, directory: Path, watcher: Watcher, *, url: str | None = None, pause: float = 1.0) -> list[Path]:

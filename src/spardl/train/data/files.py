@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, DataError
 from spardl.train.data.catalogue import CATALOGUE
 
 # What a decompressor raises at bytes that it cannot have written.
@@ -22,17 +22,17 @@ def places(name: str, directory: Path | None, *official: str) -> list[Path]:
     if directory is None:
         raise ConfigError(f"data set {name} is read from files: name their directory with --data-dir.{_offer(name)}")
     if not directory.is_dir():
-        raise ConfigError(f"data set {name} is to be read from {directory}, but there is no such folder.{_offer(name)}")
+        raise DataError(f"data set {name} is to be read from {directory}, but there is no such folder.{_offer(name)}")
     roots = [directory / CATALOGUE[name].folder, directory] if CATALOGUE[name].folder else [directory]
     found = [root / folder for folder in (*official, "") for root in roots]
     return [folder for folder in found if folder.is_dir()]
 
 
-def missing(name: str, directory: Path | None) -> ConfigError:
+def missing(name: str, directory: Path | None) -> DataError:
     """The files of a data set are not where they were looked for."""
     about = CATALOGUE[name]
     where = f"neither in {directory} nor in its subfolder {about.folder}" if about.folder else f"not in {directory}"
-    return ConfigError(f"data set {name} needs {about.needs}: found {where}.{_offer(name, directory)}")
+    return DataError(f"data set {name} needs {about.needs}: found {where}.{_offer(name, directory)}")
 
 
 def _offer(name: str, directory: Path | None = None) -> str:
@@ -48,9 +48,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        raise ConfigError(f"{path} is damaged or cut off ({error}); get it again.") from error
+        raise DataError(f"{path} is damaged or cut off ({error}); get it again.") from error
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
+        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
 
 
 def read_text(path: Path) -> str:
@@ -63,7 +63,7 @@ def decode(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(
+        raise DataError(
             f"{where} is not UTF-8 text: byte {error.start:,} is 0x{content[error.start]:02x} ({error.reason})."
         ) from None
 

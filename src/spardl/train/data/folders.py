@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, DataError
 from spardl.train.data.files import missing, places, reading, subset_note
 from spardl.train.dataset import DataSet
 from spardl.train.source import Batch, shares, shuffled
@@ -98,8 +98,8 @@ def decode(path: str, size: int, choose: "Callable[[int, int], Box]") -> Tensor:
         with reading(Path(path)), Image.open(path) as file:
             box = choose(*file.size)
             pixels = _part(file, box, size)
-    except (ConfigError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be decoded as an image ({error}); repair or remove it.") from error
+    except (DataError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path} cannot be decoded as an image ({error}); repair or remove it.") from error
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -136,11 +136,10 @@ def random_part_of(width: int, height: int, *, drawn: Sequence[float]) -> Box:
 def _load(name: str, directory: Path | None, size: int, official: tuple[int, int] | None) -> DataSet:
     if size < 1:
         raise ConfigError(f"images of {size} pixels hold nothing; give 1 or more.")
-    _need_pillow()
     train_folder, test_folder = _find(name, directory)
     classes = _classes(train_folder)
     if not classes:
-        raise ConfigError(f"{train_folder} holds no class folders; {name} needs one folder of images for each class.")
+        raise DataError(f"{train_folder} holds no class folders; {name} needs one folder of images for each class.")
     train = _list(train_folder, classes, size, training=True)
     test = _list(test_folder, classes, size, training=False)
     return DataSet(
@@ -151,13 +150,6 @@ def _load(name: str, directory: Path | None, size: int, official: tuple[int, int
         facts={"classes": len(classes), "channels": 3},
         note=subset_note("images", len(train), len(test), official) if official else "",
     )
-
-
-def _need_pillow() -> None:
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("images are decoded by Pillow; install it with: pip install 'spardl[images]'") from error
 
 
 def _find(name: str, directory: Path | None) -> tuple[Path, Path]:
@@ -177,7 +169,7 @@ def _list(folder: Path, classes: list[str], size: int, *, training: bool) -> Ima
     """All images of a split. Classes are numbered by the training folders; a test may lack some, but add none."""
     strange = sorted(set(_classes(folder)) - set(classes))
     if strange:
-        raise ConfigError(f"{folder} holds the class folder {strange[0]}, which the training images do not have.")
+        raise DataError(f"{folder} holds the class folder {strange[0]}, which the training images do not have.")
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -185,7 +177,7 @@ def _list(folder: Path, classes: list[str], size: int, *, training: bool) -> Ima
         paths += found
         labels += [label] * len(found)
     if not paths:
-        raise ConfigError(
+        raise DataError(
             f"{folder} holds no images in class folders such as {folder / classes[0]}; image files end in"
             f" {', '.join(IMAGE_FILES)}."
         )

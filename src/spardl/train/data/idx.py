@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.errors import ConfigError
+from spardl.errors import DataError
 from spardl.train.data.files import missing, places, reading, subset_note
 from spardl.train.dataset import DataSet
 from spardl.train.source import Batch, Examples
 from spardl.train.tasks import Classification
 
-SIDE = 28
+IMAGE_SIDE = 28
 CLASSES = 10
 OFFICIAL = (60_000, 10_000)
 LARGEST = 1 << 30
@@ -56,12 +56,13 @@ def _read_part(name: str, directory: Path | None, prefix: str) -> tuple[Tensor, 
     image_file = _find(name, directory, f"{prefix}-images-idx3-ubyte")
     label_file = _find(name, directory, f"{prefix}-labels-idx1-ubyte")
     images, labels = _read_idx(image_file, 3), _read_idx(label_file, 1)
-    if images.shape[1:] != (SIDE, SIDE):
-        raise ConfigError(f"{image_file} holds images of {images.shape[1]} x {images.shape[2]}, not {SIDE} x {SIDE}.")
+    if images.shape[1:] != (IMAGE_SIDE, IMAGE_SIDE):
+        found = f"{images.shape[1]} x {images.shape[2]}"
+        raise DataError(f"{image_file} holds images of {found}, not {IMAGE_SIDE} x {IMAGE_SIDE}.")
     if len(images) != len(labels) or not len(labels):
-        raise ConfigError(f"{image_file} holds {len(images):,} images, but {label_file} holds {len(labels):,} labels.")
+        raise DataError(f"{image_file} holds {len(images):,} images, but {label_file} holds {len(labels):,} labels.")
     if labels.max() >= CLASSES:
-        raise ConfigError(f"{label_file} holds the label {labels.max()}, but there are 0 to {CLASSES - 1} only.")
+        raise DataError(f"{label_file} holds the label {labels.max()}, but there are 0 to {CLASSES - 1} only.")
     return torch.tensor(images).unsqueeze(1), torch.tensor(labels.astype(np.int64))
 
 
@@ -79,15 +80,15 @@ def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         start, sizes = file.read(4), file.read(4 * dimensions)
         if start != magic:
-            raise ConfigError(f"{path} starts with {start.hex() or 'nothing'}, not with {magic.hex()} as it should.")
+            raise DataError(f"{path} starts with {start.hex() or 'nothing'}, not with {magic.hex()} as it should.")
         if len(sizes) < 4 * dimensions:
-            raise ConfigError(f"{path} ends within its header.")
+            raise DataError(f"{path} ends within its header.")
         shape = struct.unpack(f">{dimensions}I", sizes)
         size = math.prod(shape)
         if size > LARGEST:
-            raise ConfigError(f"{path} announces {size:,} bytes, far more than any official file; it is another one.")
+            raise DataError(f"{path} announces {size:,} bytes, far more than any official file; it is another one.")
         content = file.read(size + 1)
     if len(content) != size:
         found = f"{len(content):,}" if len(content) < size else "more"
-        raise ConfigError(f"{path} announces {size:,} bytes of content and holds {found}; it is damaged or cut off.")
+        raise DataError(f"{path} announces {size:,} bytes of content and holds {found}; it is damaged or cut off.")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

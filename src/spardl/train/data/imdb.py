@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, DataError
 from spardl.train.data.cache import Arrays, cached
 from spardl.train.data.files import decode, missing, places, reading, subset_note
 from spardl.train.dataset import DataSet
@@ -107,7 +107,7 @@ def _parse(source: Path, length: int) -> Arrays:
     reviews = sorted(_from_folder(source) if source.is_dir() else _from_archive(source))
     counts = {split: sum(review.split == split for review in reviews) for split in SPLITS}
     if not all(counts.values()):
-        raise ConfigError(
+        raise DataError(
             f"{source} holds {counts['train']:,} training and {counts['test']:,} test reviews with official names, such"
             " as aclImdb/train/pos/0_9.txt; both are needed."
         )
@@ -129,18 +129,18 @@ def _from_archive(archive: Path) -> Iterator[Review]:
         with reading(archive), tarfile.open(archive, mode="r:*") as members:
             for count, member in enumerate(members):
                 if count > MOST_REVIEWS:
-                    raise ConfigError(f"{archive} holds more than {MOST_REVIEWS:,} files; it is another archive.")
+                    raise DataError(f"{archive} holds more than {MOST_REVIEWS:,} files; it is another archive.")
                 if OFFICIAL_NAME.fullmatch(member.name) and member.isreg():
                     file = members.extractfile(member)
                     assert file is not None, "a regular file has content"
                     yield _review(member.name, file.read(LARGEST_REVIEW + 1), f"{member.name} in {archive}")
     except tarfile.TarError as error:
-        raise ConfigError(f"{archive} is not a tar archive, or damaged or cut off ({error}); get it again.") from error
+        raise DataError(f"{archive} is not a tar archive, or damaged or cut off ({error}); get it again.") from error
 
 
 def _review(name: str, content: bytes, where: str) -> Review:
     if len(content) > LARGEST_REVIEW:
-        raise ConfigError(f"{where} has more than {LARGEST_REVIEW:,} bytes, far more than any review.")
+        raise DataError(f"{where} has more than {LARGEST_REVIEW:,} bytes, far more than any review.")
     found = OFFICIAL_NAME.fullmatch(name)
     assert found is not None, "only official names come here"
     split, opinion, number, rating = found.groups()

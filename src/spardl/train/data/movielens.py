@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, DataError
 from spardl.train.data.files import missing, places, reading
 from spardl.train.dataset import DataSet
 from spardl.train.source import IGNORED, Batch, Examples
@@ -133,12 +133,12 @@ def _load(name: str, directory: Path | None, layout: Format, negatives: int, can
     films, items = np.unique(items, return_inverse=True)
     train, test = _leave_one_out(users, items, times, len(films))
     if not len(train) or not len(test):
-        raise ConfigError(f"{path} holds no user with two ratings, one to learn from and one for the test.")
+        raise DataError(f"{path} holds no user with two ratings, one to learn from and one for the test.")
     counts = len(names), len(films)
     everything = Rated(torch.tensor(users), torch.tensor(items), *counts)
     if not everything.unrated.all():
         user = names[int(everything.unrated.argmin())]
-        raise ConfigError(f"user {user} in {path} has rated all {len(films):,} items: there is none to compare with.")
+        raise DataError(f"user {user} in {path} has rated all {len(films):,} items: there is none to compare with.")
     learned = Rated(torch.tensor(users[train]), torch.tensor(items[train]), *counts)
     return DataSet(
         name=name,
@@ -195,18 +195,18 @@ def _read(path: Path, layout: Format) -> Numbers:
             if layout.header:
                 header = file.readline().strip()
                 if header != layout.header:
-                    raise ConfigError(f"{path} starts with {header[:60]!r}, not with {layout.header!r}.")
+                    raise DataError(f"{path} starts with {header[:60]!r}, not with {layout.header!r}.")
             table = _numbers(file, layout.separator)
-    except ConfigError:
+    except DataError:
         raise
     except ValueError as error:
         reason = " ".join(str(error).rstrip(".").split())
-        raise ConfigError(
+        raise DataError(
             f"{path} is damaged or another file: its lines are not user, item, rating and time, separated by"
             f" {layout.separator!r} ({reason})."
         ) from error
     if not len(table):
-        raise ConfigError(f"{path} holds no ratings.")
+        raise DataError(f"{path} holds no ratings.")
     return table
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spardl.errors import ConfigError
+from spardl.errors import DataError
 
 
 class _Type:
@@ -69,9 +69,9 @@ def read_table(content: bytes, where: str) -> dict[str, Any]:
         table = _Reader(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{where} is not a pickle such as the official files are: {reason}.") from error
+        raise DataError(f"{where} is not a pickle such as the official files are: {reason}.") from error
     if not isinstance(table, dict):
-        raise ConfigError(f"{where} holds a {type(table).__name__}, where the official files hold a dictionary.")
+        raise DataError(f"{where} holds a {type(table).__name__}, where the official files hold a dictionary.")
     return {_text(key): value.values if isinstance(value, _Array) else value for key, value in table.items()}
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.errors import ConfigError
+from spardl.errors import DataError
 from spardl.train.data.files import check_window, missing, places, read_text
 from spardl.train.dataset import DataSet
 from spardl.train.source import IGNORED, Batch, Examples, Stream
@@ -50,7 +50,7 @@ def wikitext2(directory: Path | None = None, window: int = 35) -> DataSet:
 
 
 def wikitext2_masked(directory: Path | None = None, window: int = 128) -> DataSet:
-    """The words of WikiText-2, masked."""
+    """The words of WikiText-2, some of them masked, for models that fill them in."""
     return _masked("wikitext-2-masked", _wikitext2("wikitext-2-masked", directory), window)
 
 
@@ -60,12 +60,12 @@ def pydoc(directory: Path | None = None, window: int = 128) -> DataSet:
 
 
 def pydoc_stream(directory: Path | None = None, window: int = 35) -> DataSet:
-    """The same, in order, for recurrent models."""
+    """The characters of Python's manual, in order, for recurrent models."""
     return _stream("pydoc-stream", _pydoc(), window)
 
 
 def pydoc_masked(directory: Path | None = None, window: int = 128) -> DataSet:
-    """The same, masked."""
+    """The characters of Python's manual, some of them masked, for models that fill them in."""
     return _masked("pydoc-masked", _pydoc(), window)
 
 
@@ -75,7 +75,7 @@ def text(directory: Path | None = None, window: int = 128) -> DataSet:
 
 
 def text_masked(directory: Path | None = None, window: int = 128) -> DataSet:
-    """The same, masked."""
+    """The characters of all .txt files of a folder, some of them masked, for models that fill them in."""
     return _masked("text-masked", _text("text-masked", directory), window)
 
 
@@ -158,12 +158,12 @@ def _words(name: str, directory: Path | None, pattern: str, *, official: int) ->
     train_file, test_file = _find(name, directory, pattern)
     train, test = read_words(train_file), read_words(test_file)
     if not train or not test:
-        raise ConfigError(f"{train_file if not train else test_file} is empty.")
+        raise DataError(f"{train_file if not train else test_file} is empty.")
     counts = Counter(train)
     numbers = {word: number for number, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word)))}
     strange = next((word for word in test if word not in numbers), None)
     if strange is not None and UNKNOWN not in numbers:
-        raise ConfigError(
+        raise DataError(
             f"{test_file} holds {strange!r}, which {train_file} does not, nor the word {UNKNOWN} to stand for it;"
             " they do not belong together."
         )
@@ -196,7 +196,7 @@ def _pydoc() -> Tokens:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise ConfigError("this Python came without pydoc_data; install its standard library in full.") from error
+        raise DataError("this Python came without pydoc_data; install its standard library in full.") from error
     return _characters("\n\n".join(topics[name] for name in sorted(topics)))
 
 

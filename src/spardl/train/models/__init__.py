@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from spardl.config import check_choice
+from spardl.choices import check_choice
 from spardl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,0 +1,91 @@
+"""Every use of a name that torch keeps private, each in one function, so that a new torch has one file to break.
+
+Each function says in which versions of torch its names were seen, and what it does where they are missing.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+
+def default_store() -> Store | None:
+    """The store through which the ranks of the default process group have found each other.
+
+    `torch.distributed.distributed_c10d._get_default_store`, seen in torch 2.13. None where it is missing.
+    """
+    get = getattr(dist.distributed_c10d, "_get_default_store", None)
+    return None if get is None else get()
+
+
+def gloo_devices() -> list[Any]:
+    """What the default process group's gloo sends and receives with: each device has a thread of its own.
+
+    `ProcessGroup._get_backend` and `ProcessGroupGloo.options._devices`, seen in torch 2.13. Empty where they are
+    missing, and where the default group has no gloo.
+    """
+    world: Any = dist.group.WORLD
+    try:
+        return list(world._get_backend(torch.device("cpu")).options._devices)
+    except (RuntimeError, AttributeError):
+        return []
+
+
+def gloo_group(store: Store, rank: int, size: int, *, devices: list[Any], threads: int, timeout: timedelta) -> Any:
+    """A group of gloo's on devices that exist already; `dist.new_group` would make one. Collective.
+
+    `ProcessGroupGloo._Options` with `_devices`, `_threads` and `_timeout`, seen in torch 2.13. None where they are
+    missing.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    if not hasattr(gloo, "_Options"):
+        return None
+    options = gloo._Options()
+    options._devices, options._threads, options._timeout = devices, threads, timeout
+    return gloo(store, rank, size, options)
+
+
+def after_backward(callback: Callable[[], None]) -> bool:
+    """Have `callback` called when the backward under way is over, on the thread that called it. Whether it will be.
+
+    `torch.autograd.Variable._execution_engine.queue_callback`, seen in torch 2.13. False where it is missing, and where
+    no backward is under way.
+    """
+    engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
+    try:
+        engine.queue_callback(callback)
+    except (RuntimeError, AttributeError):
+        return False
+    return True
+
+
+def has_comm_hook(model: nn.Module) -> bool:
+    """Whether a communication hook was registered with this `DistributedDataParallel`.
+
+    `DistributedDataParallel._comm_hooks`, seen in torch 2.13. False where it is missing: DDP then refuses a second hook
+    by itself, in its own words.
+    """
+    return bool(getattr(model, "_comm_hooks", None))
+
+
+def uncompiled(model: object) -> object:
+    """The model that `torch.compile` has wrapped; itself, if it was not compiled.
+
+    `OptimizedModule._orig_mod`, seen in torch 2.13. The model as it is where that is missing.
+    """
+    return getattr(model, "_orig_mod", model)
+
+
+def batch_norms(model: nn.Module) -> list[Any]:
+    """The modules of a model that keep running statistics of their batches.
+
+    `torch.nn.modules.batchnorm._BatchNorm`, the root of all of them, seen in torch 2.13. Where it is missing, those
+    that torch itself has.
+    """
+    public = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    kinds = getattr(nn.modules.batchnorm, "_BatchNorm", public)
+    return [module for module in model.modules() if isinstance(module, kinds)]

@@ -1,0 +1,1 @@
+"""The methods: one file each. `registry.py` finds them by name."""

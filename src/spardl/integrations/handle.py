@@ -1,0 +1,104 @@
+"""SyncHandle: what a script keeps of a synchronised model, whatever front end synchronises it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from spardl.config import SyncConfig
+from spardl.metrics import SyncStats
+from spardl.sync.plan import GroupPlan, densely
+from spardl.sync.session import Observer, Session
+
+
+class SyncHandle:
+    """Statistics, state and the end of one model's synchronisation. Front ends derive from it."""
+
+    session: Session
+
+    @property
+    def config(self) -> SyncConfig:
+        """The settings in force."""
+        return self.session.config
+
+    @property
+    def plan(self) -> list[GroupPlan]:
+        """How groups of parameters are synchronised now."""
+        return self.session.plan
+
+    def stats(self) -> SyncStats:
+        """What was sent and how long it took.
+
+        Returns:
+            Per group and in total: entries, bytes, bits per entry, density; seconds selecting, packing, waiting and
+            transferring.
+        """
+        return self.session.stats()
+
+    def observe(self, observer: Observer) -> None:
+        """Call `observer` with a `StepEvent` after each step, on the communication thread."""
+        self.session.observers.append(observer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Residuals, velocities and controllers of *this rank*: save one file per rank, beside the model."""
+        self._settle()
+        return {**self.session.state_dict(), **self._extras()}
+
+    def gathered_state_dict(self) -> dict[str, Any]:
+        """All ranks' states as one, the same on every rank, to be saved by any of them. Collective.
+
+        It loads on every rank, also with another number of workers: then each starts from the mean residual.
+        """
+        self._settle()
+        return {**self.session.gathered_state_dict(), **self._extras()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from this rank's `state_dict`, or from a gathered one, exactly.
+
+        Raises:
+            StateError: it is of another rank, world or model, or damaged; nothing was changed.
+        """
+        self._settle()
+        self.session.load_state_dict(state, regroup=self._regroups(state))
+        self._load_extras(state)
+
+    def detach(self) -> None:
+        """Stop sparsifying: everything is sent from the next step on. Collective, between steps.
+
+        Nothing is lost. Residuals that hold gradients are sent by the next step. Where momentum was local they hold
+        updates, which are applied now, at the present learning rate; momentum and weight decay go back to the
+        optimizer, with the mean velocity as its momentum.
+        """
+        self._settle()
+        self._leave()
+        self.session.config = replace(self.session.config, density=1.0, merge=None, density_range=None)
+        self.session.regroup([densely(plan) for plan in self.session.plan])
+
+    def _leave(self) -> None:
+        """Give back what the front end has taken over. Collective."""
+
+    def _settle(self) -> None:
+        """Wait until nothing is under way, and take in what front ends hold back between steps."""
+        self.session.wait()
+
+    def _extras(self) -> dict[str, Any]:
+        """What the front end saves beside the session's state. Plain values, the same on all ranks."""
+        return {}
+
+    def _regroups(self, state: Mapping[str, Any]) -> bool:
+        """Whether the state's groups are to be taken over."""
+        return False
+
+    def _load_extras(self, state: Mapping[str, Any]) -> None:
+        """What `_extras` saved."""
+
+    # Copies of a model do not carry its synchronisation along.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_none, ())
+
+
+def _none() -> None:
+    return None

@@ -1,0 +1,1 @@
+"""Optimizers before the selection."""

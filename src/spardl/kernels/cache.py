@@ -1,0 +1,140 @@
+"""Where compiled loops are kept, who compiles them, and what is said to the person who waits.
+
+numba keeps compiled code in NUMBA_CACHE_DIR if that is set, else beside the source, else in the user's cache folder.
+Where none of these can be written, as in a read-only install without a home, it is kept here in a temporary folder.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import importlib
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from spardl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+COMPILING = "spardl: compiling its loops for this machine, which takes 10 to 25 s;"
+KEPT = f"{COMPILING} later starts read them from disk."
+REMEDY = "set NUMBA_CACHE_DIR to a folder that lasts."
+KEPT_FOR_A_WHILE = (
+    f"{COMPILING} neither spardl's own folder nor the home can be written, so they are kept in %s: {REMEDY}"
+)
+MANY = 12  # loops; fewer are compiled in a second or two, without a word
+NO_PLACE = "no locator available"  # numba's words
+
+
+def import_compiled(name: str) -> ModuleType:
+    """Import a module of loops that numba compiles.
+
+    The first process on a machine compiles (10 to 25 s), and says so; those that start with it wait for it, so that N
+    workers compile once and not N times. Later ones read what it has kept.
+    """
+    with _one_at_a_time():
+        started = time.monotonic()
+        try:
+            with _on_compiling(lambda: _say(KEPT)):
+                module = importlib.import_module(name)
+        except RuntimeError as error:
+            if NO_PLACE not in str(error):
+                raise
+            folder = _temporary_folder()
+            with _on_compiling(lambda: _say(KEPT_FOR_A_WHILE, folder)), _keeping_in(folder):
+                module = importlib.import_module(name)
+        logger.info("loaded %s in %.1f s", name, time.monotonic() - started)
+    return module
+
+
+@functools.cache
+def _say(text: str, *details: object) -> None:
+    """Once in a process. A warning, because that is what is shown where nobody has set up logging."""
+    logger.warning(text, *details)
+
+
+@contextlib.contextmanager
+def _on_compiling(say: Callable[[], None]) -> Iterator[None]:
+    """Inside, `say` is called when it turns out that many loops must be compiled, not read from disk."""
+    from numba.core import event
+
+    class Compiling(event.Listener):
+        count = 0
+
+        def on_start(self, event: Any) -> None:
+            self.count += 1
+            if self.count == MANY:
+                say()
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Compiling()):
+        yield
+
+
+@contextlib.contextmanager
+def _keeping_in(folder: Path) -> Iterator[None]:
+    """Inside, numba keeps what is decorated in this folder; what others compile later is not concerned."""
+    import numba
+
+    config: Any = numba.config
+    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    """This user's own, which the next process finds again; else this process's own, which goes with it."""
+    with contextlib.suppress(OSError):
+        return _users_folder()
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="spardl-"))
+    except OSError as error:
+        raise ConfigError(f"compiled loops need a folder, and none can be written ({error}); {REMEDY}") from error
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _users_folder() -> Path:
+    """A folder in the temporary one that nobody else can write: what lies there is code."""
+    folder = Path(tempfile.gettempdir()) / f"spardl-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is somebody else's")
+    return folder
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Hold a lock file beside the compiled code, or in the temporary folder where the package is read-only."""
+    for find in (_own_folder, _users_folder):
+        try:
+            handle = os.open(find() / "compile.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+        return
+    yield
+
+
+def _own_folder() -> Path:
+    folder = Path(__file__).parent / "__pycache__"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

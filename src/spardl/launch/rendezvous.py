@@ -1,0 +1,124 @@
+"""How the ranks of a run find each other: a store, a roll call with a deadline, then the process group."""
+
+import contextlib
+import gc
+import os
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from spardl.errors import AbsentPeer, ConfigError, PeerError, SparDLError
+from spardl.launch.place import Place
+
+# How long rank 0 keeps the store open so that everybody hears who is missing.
+FAREWELL = timedelta(seconds=3)
+
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
+
+
+@contextlib.contextmanager
+def process_group(place: Place, timeout: float) -> Iterator[None]:
+    """Inside, all ranks are connected by gloo. Who does not come within `timeout` seconds is named on all that did.
+
+    A peer that is lost inside becomes a `PeerError`. The group is destroyed at a good end only: after a failure, others
+    may still wait in it.
+    """
+    store = _store(place, timeout)
+    _call_the_roll(store, place, timeout)
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.workers,
+            timeout=timedelta(seconds=timeout),
+        )
+        yield
+    except RuntimeError as error:
+        if any(sign in str(error) for sign in LOST_PEER):
+            reason = _gist(str(error))
+            raise PeerError(f"rank {place.rank} lost a peer, which may have ended or hang ({reason}).") from error
+        raise
+    gc.collect()  # models and hooks refer to each other, and to groups whose threads should end here
+    dist.destroy_process_group()
+
+
+def _gist(reason: str) -> str:
+    """The first sentence of gloo's text, without the line of its source."""
+    return re.sub(r"^\[\S+:\d+\] ", "", reason.splitlines()[0]).partition(". ")[0].rstrip(".")
+
+
+def _store(place: Place, timeout: float) -> Store:
+    """The store at the run's address: kept by rank 0, unless the launcher keeps it."""
+    keeper = place.rank == 0 and not place.hosted
+    try:
+        store = TCPStore(
+            place.host,
+            place.port,
+            is_master=keeper,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+            master_listen_fd=place.listener if keeper else None,
+            use_libuv=os.environ.get("USE_LIBUV", "1") == "1",  # as torch's own rendezvous has it
+        )
+    except dist.DistError as error:
+        raise _no_store(place, timeout, keeper, str(error)) from error
+    return PrefixStore(f"spardl/{place.attempt}", store)
+
+
+def _no_store(place: Place, timeout: float, keeper: bool, reason: str) -> SparDLError:
+    if not keeper:
+        missing = "the launcher's store" if place.hosted else "rank 0"
+        return AbsentPeer(
+            f"{missing} never came: nobody answered at {place.address} for {timeout:g} s;"
+            " start it, or raise --timeout.",
+            peer=None if place.hosted else 0,
+        )
+    if "EADDRINUSE" in reason:
+        return ConfigError(f"port {place.port} is in use; set MASTER_PORT to another one, the same on all ranks.")
+    return ConfigError(f"rank 0 cannot listen at {place.address}: {reason.splitlines()[0]}")
+
+
+def _call_the_roll(store: Store, place: Place, timeout: float) -> None:
+    """Return when all ranks are there. Rank 0 counts, and tells the others what it found."""
+    if store.add(f"here/{place.rank}", 1) > 1:
+        raise ConfigError(f"two processes claim rank {place.rank} at {place.address}; give each its own RANK.")
+    missing = _count(store, place, timeout) if place.rank == 0 else _hear(store, place, timeout)
+    if missing:
+        ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(str(rank) for rank in missing)
+        raise AbsentPeer(
+            f"{ranks} of {place.workers} never came to {place.address} within {timeout:g} s; "
+            f"start {'it' if len(missing) == 1 else 'them'}, or raise --timeout.",
+            peer=missing[0],
+        )
+
+
+def _count(store: Store, place: Place, timeout: float) -> list[int]:
+    """Wait for every rank; publish and return those that did not come."""
+    keys = {rank: f"here/{rank}" for rank in range(place.workers)}
+    try:
+        store.wait(list(keys.values()), timedelta(seconds=timeout))
+    except dist.DistError:
+        missing = [rank for rank, key in keys.items() if not store.check([key])]
+    else:
+        missing = []
+    store.set("missing", ",".join(str(rank) for rank in missing))
+    if missing:
+        present = [f"heard/{rank}" for rank in keys if rank not in (0, *missing)]
+        with contextlib.suppress(dist.DistError):
+            store.wait(present, FAREWELL)
+    return missing
+
+
+def _hear(store: Store, place: Place, timeout: float) -> list[int]:
+    """What rank 0 found. It keeps the store, so it is there already and has at most `timeout` seconds left to count."""
+    try:
+        store.wait(["missing"], timedelta(seconds=timeout) + FAREWELL)
+        missing = store.get("missing").decode()
+        store.set(f"heard/{place.rank}", "")
+    except dist.DistError as error:
+        raise PeerError(f"rank 0 does not answer at {place.address}; its process may be gone.", peer=0) from error
+    return [int(rank) for rank in missing.split(",")] if missing else []

@@ -1,0 +1,126 @@
+"""Entries to frames and back, for one rank's memory.
+
+Rounding is settled here: whoever codes entries keeps the error, and computes with what the others will decode.
+A rank whose gradient is not finite sends poisoned frames; whoever opens one is poisoned too, so that at the end of any
+all-reduce every rank knows, and every rank rolls its step back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from spardl.sparse import Array, Ints, SparseBlocks
+from spardl.wire import vector
+from spardl.wire.format import VALUE_FORMATS
+from spardl.wire.frame import Codec, CodedBlocks
+
+if TYPE_CHECKING:
+    from spardl.memory.memory import Memory
+
+NO_VALUES = next(each for each in VALUE_FORMATS.values() if not each.carries_values)
+
+
+@dataclass(slots=True)
+class Account:
+    """What frames have cost so far: indices that left this rank, with or without values, and seconds spent on them."""
+
+    entries: int = 0
+    seconds: float = 0.0
+
+
+class Frames:
+    """The wire format that all ranks agreed on, for what is taken out of `memory` and given back to it."""
+
+    def __init__(self, memory: "Memory", codec: Codec, account: Account) -> None:
+        self.codec = codec
+        self.account = account
+        self._memory = memory
+
+    def without_values(self) -> "Frames":
+        """Frames of the same memory that carry indices only."""
+        return Frames(self._memory, Codec(NO_VALUES, self.codec.indices, self.codec.kernels), self.account)
+
+    def code(self, entries: SparseBlocks, *, keep_error: bool = True) -> CodedBlocks:
+        """Round entries to the wire's format. One rank of those that hold the same entries keeps the error."""
+        if self.codec.format.carries_values and not self._memory.algebra.are_finite(entries.amounts):
+            self._memory.poison()
+            return self.nothing(entries.ids)
+        if self.codec.format.exact:
+            return self.codec.code(entries)
+        coded, errors = self.codec.round_off(entries)
+        if keep_error:
+            self._memory.give_back(SparseBlocks(entries.ids, entries.counts, entries.places, errors))
+        return coded
+
+    def nothing(self, ids: Ints) -> CodedBlocks:
+        """These blocks, without an entry."""
+        return self.codec.code(self._memory.nothing(ids))
+
+    def join(self, pieces: Sequence[CodedBlocks]) -> CodedBlocks:
+        """The blocks of several pieces, one after the other."""
+        return CodedBlocks.join(list(pieces))
+
+    def capacity(self, ids: Ints, budgets: Ints) -> int:
+        """The most bytes that a frame of these blocks can have."""
+        return self.codec.capacity(self._memory.lengths[ids], budgets)
+
+    def pack(self, coded: CodedBlocks, budgets: Ints) -> Array:
+        """The frame of these blocks; poisoned, and without an entry, if this rank is."""
+        started = perf_counter()
+        poisoned = self._memory.poisoned
+        if poisoned:
+            coded = self.nothing(coded.ids)
+        frame = self.codec.pack(coded, self._memory.lengths[coded.ids], budgets, poisoned=poisoned)
+        self.account.entries += len(coded.places)
+        self.account.seconds += perf_counter() - started
+        return frame
+
+    def unpack(self, frame: Array, ids: Ints, budgets: Ints, peer: int) -> CodedBlocks:
+        """The blocks `ids` that `peer` sent, checked; nothing, and this rank is poisoned, if the frame is."""
+        started = perf_counter()
+        coded = self.codec.unpack(frame, ids, self._memory.lengths[ids], budgets, peer)
+        self.account.seconds += perf_counter() - started
+        if coded is None:
+            self._memory.poison()
+            return self.nothing(ids)
+        return coded
+
+    # --- values alone, for coordinates that both sides know ---------------------------------------------------------
+
+    def values_capacity(self, count: int) -> int:
+        """The bytes of a frame with `count` values and no index."""
+        return vector.size(count, self.codec.format)
+
+    def pack_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The frame of these values, and what its receivers will decode; poisoned if this rank is."""
+        if not self._memory.algebra.are_finite(values):
+            self._memory.poison()
+        return vector.pack(values, self.codec.format, poisoned=self._memory.poisoned)
+
+    def unpack_values(self, frame: Array, count: int, peer: int) -> Tensor:
+        """The values that `peer` sent, checked; zeros, and this rank is poisoned, if the frame is."""
+        values = vector.unpack(frame, count, self.codec.format, peer)
+        if values is None:
+            self._memory.poison()
+            return self._memory.algebra.zeros(count)
+        return values
+
+    def keep_error(self, entries: SparseBlocks, error: Array) -> None:
+        """Leave here what rounding has cost each of these entries."""
+        if not self.codec.format.exact:
+            self._memory.give_back(SparseBlocks(entries.ids, entries.counts, entries.indices, error))
+
+    def split_values(self, frame: Array, counts: list[int], peer: int) -> list[Tensor]:
+        """Frames of `counts[i]` values each that arrived as one message."""
+        return vector.split(frame, counts, self.codec.format, peer)
+
+    def pack_floats(self, values: Tensor) -> Tensor:
+        """These values as they are, as bytes of their own."""
+        return vector.bare(values)
+
+    def unpack_floats(self, frame: Array, count: int, peer: int) -> Tensor:
+        """`count` values that were sent as they are, finite or not."""
+        return vector.floats(frame, count, peer)

@@ -1,0 +1,255 @@
+"""One group's step, as a program without I/O: accumulate, diagnose, exchange, settle, average.
+
+This is the only place that knows the protocol of a step. The session drives it over a transport, the simulator drives
+one per rank, and tests do either. A step leaves its group open: whoever drives it commits it or rolls it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from spardl.collectives.program import AllReduce, Program
+from spardl.memory.layout import entries
+from spardl.memory.velocity import Momentum
+from spardl.sparse import Array, SparseBlocks
+from spardl.sync.diagnosis import delta
+from spardl.sync.group import Group
+from spardl.transport.ring import ring_amount
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One member's gradient in one step: a flat tensor in memory order, which receives the averaged result.
+
+    base    what of it has been synchronised before, and is neither sent nor averaged again; it is part of the result
+    unused  this rank's backward did not reach it. What no rank has reached waits, lest it be sent where nobody reads it
+    """
+
+    name: str
+    gradient: Tensor
+    momentum: Momentum | None = None
+    base: Tensor | None = None
+    unused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all groups of one step have in common.
+
+    step      its number, from 0, which decides densities
+    scale     the loss scale that gradients carry; residuals are kept without it
+    clip      the factor that brings this rank's own gradient down to the allowed norm
+    diagnose  measure how much better than chance selections are
+    skips     backward may leave parameters out, so ranks agree on which
+    lazily    let the exchange add gradients up, in part while messages travel
+    """
+
+    step: int = 0
+    scale: float = 1.0
+    clip: float = 1.0
+    diagnose: bool = False
+    skips: bool = False
+    lazily: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A group's step between its exchange and its commit.
+
+    parts     as the ranks have agreed on them
+    buffers   their gradients as float32, which belong to the step until it is committed or rolled back
+    averages  positions and values per part; None if the result is dense, in memory
+    before    the method's state before the exchange, for a rollback
+    """
+
+    parts: Sequence[Part]
+    buffers: list[Tensor]
+    factor: float
+    averages: list[tuple[Array, Array]] | None = None
+    poisoned: bool = False
+    before: dict[str, Any] | None = None
+
+
+def group_step(group: Group, parts: Sequence[Part], terms: Terms) -> Program[Outcome]:
+    """Accumulate and exchange one group. Poisoned, if any rank's gradient was not finite: then all ranks' outcomes are.
+
+    Costs the method's rounds; one small all-reduce more if `terms.skips`, a dense one if `terms.diagnose`.
+    """
+    if terms.skips:
+        parts = yield from agree_on_unused(group, parts)
+    accumulate(group, parts, terms)
+    return (yield from exchange(group, terms))
+
+
+def agree_on_unused(group: Group, parts: Sequence[Part]) -> Program[list[Part]]:
+    """A parameter that any rank has used is used: only what none has used waits."""
+    used = torch.tensor([not part.unused for part in parts], dtype=torch.float32, device=group.buffer.device)
+    yield AllReduce(used, name="agreement on unused parameters")
+    return [replace(part, unused=not use) for part, use in zip(parts, used.tolist(), strict=True)]
+
+
+def accumulate(group: Group, parts: Sequence[Part], terms: Terms) -> None:
+    """Add one group's gradients, whose memory is ours until the step is over. Another group may travel meanwhile."""
+    started = time.perf_counter()
+    with record_function("spardl::accumulate"):
+        buffers = [as_float(part) for part in parts]
+        group.outcome = Outcome(parts, buffers, terms.scale / group.workers)
+        for part, buffer in zip(parts, buffers, strict=True):
+            offset = group.offsets[part.name]
+            if part.unused:
+                group.transaction.hold(part.name, offset, buffer)
+            else:
+                group.transaction.lend(part.name, offset, buffer, terms.clip / terms.scale, part.momentum)
+        if not terms.lazily:
+            group.transaction.add_up()
+    group.stats.seconds_selecting += time.perf_counter() - started
+
+
+def exchange(group: Group, terms: Terms) -> Program[Outcome]:
+    """Exchange what was accumulated, and leave the averages in the outcome."""
+    outcome = group.outcome
+    assert outcome is not None, "a group is accumulated before it is exchanged"
+    outcome.before = group.method.state_dict()
+    density = group.plan.density.at(terms.step)
+    method = group.method if density < 1.0 else group.dense
+    if not method.about.by_blocks:
+        group.transaction.add_up()
+    total = None
+    if terms.diagnose and not method.about.dense:
+        total = yield from _sum_of_all(group)
+    result = yield from method.synchronize(group.memory, density)
+    with record_function("spardl::average"):
+        if result is None:
+            outcome.poisoned = not _is_fine_densely(group, outcome)
+            # As of a ring, so that 32 bits per entry come out beside the sparse methods' figures.
+            group.stats.entries_sent += int(ring_amount(group.plan.elements, group.workers))
+        elif not group.transaction.poisoned:
+            group.policy.settle(group.buffer, result)
+            if total is not None:
+                group.stats.delta = _diagnosis(group, total, result, density)
+            outcome.averages = _averages(group, outcome, result)
+            outcome.poisoned = not all(_is_finite(group, values) for _, values in outcome.averages)
+        else:
+            outcome.poisoned = True
+    return outcome
+
+
+def _sum_of_all(group: Group) -> Program[Tensor]:
+    """What all ranks have accumulated, in natural order."""
+    total = torch.empty(group.plan.elements, device=group.buffer.device)
+    group.buffer.read(0, total)
+    if group.transaction.poisoned:
+        total.fill_(torch.nan)
+    yield AllReduce(total, name="diagnosis")
+    return total
+
+
+def _diagnosis(group: Group, total: Tensor, result: SparseBlocks, density: float) -> float:
+    positions, values = (torch.as_tensor(each) for each in group.buffer.natural(result))
+    return delta(total, positions, values, entries(density, total.numel()))
+
+
+def _averages(group: Group, outcome: Outcome, result: SparseBlocks) -> list[tuple[Array, Array]]:
+    """Positions and values to write, per part. Values may overflow where gradients have 16 bits."""
+    averages = group.buffer.natural(result, outcome.factor)
+    parts = outcome.parts
+    if len(parts) == len(group.plan.members) == 1 and parts[0].gradient.dtype is torch.float32:
+        return [averages]
+    positions, values = (torch.as_tensor(each) for each in averages)
+    firsts = [group.offsets[part.name] for part in parts]
+    stops = [first + part.gradient.numel() for first, part in zip(firsts, parts, strict=True)]
+    edges = torch.searchsorted(positions, torch.tensor([*firsts, *stops], device=positions.device)).tolist()
+    cuts = zip(parts, firsts, edges[: len(parts)], edges[len(parts) :], strict=True)
+    return [
+        (positions[i:j] - first if first else positions[i:j], values[i:j].to(part.gradient.dtype))
+        for part, first, i, j in cuts
+    ]
+
+
+def _is_finite(group: Group, values: Array) -> bool:
+    if isinstance(values, Tensor) and values.dtype is not torch.float32:
+        return bool(values.isfinite().all())
+    return bool(group.buffer.kernels.all_finite(values))
+
+
+def _is_fine_densely(group: Group, outcome: Outcome) -> bool:
+    """Whether the dense sums are finite, and stay so as averages in gradients that have fewer bits than ours."""
+    if not group.buffer.kernels.all_finite(group.memory.everything()):
+        return False
+    for part in outcome.parts:
+        if part.gradient.dtype is not torch.float32:
+            total = torch.empty(part.gradient.numel(), device=group.buffer.device)
+            group.buffer.read(group.offsets[part.name], total)
+            if not torch.isfinite((total * outcome.factor).to(part.gradient.dtype)).all():
+                return False
+    return True
+
+
+def as_float(part: Part) -> Tensor:
+    """A part's own gradient in float32, without what has been synchronised before."""
+    gradient = part.gradient if part.gradient.dtype is torch.float32 else part.gradient.float()
+    return gradient if part.base is None else gradient.sub_(part.base.to(gradient.dtype))
+
+
+def commit(group: Group) -> None:
+    """End a step that counts: write the averages into the gradients."""
+    outcome = group.outcome
+    assert outcome is not None and not outcome.poisoned
+    group.transaction.commit(dense=outcome.averages is None)
+    group.stats.steps += 1
+    if outcome.averages is None:
+        group.stats.last_entries = group.plan.elements
+        _deliver_densely(outcome)
+    else:
+        group.stats.last_entries = sum(len(positions) for positions, _ in outcome.averages)
+        _deliver_sparsely(group, outcome, outcome.averages)
+    group.stats.entries += group.stats.last_entries
+    for part in outcome.parts:
+        if part.base is not None:
+            part.gradient.add_(part.base)
+    group.outcome = None
+
+
+def _deliver_densely(outcome: Outcome) -> None:
+    for part, buffer in zip(outcome.parts, outcome.buffers, strict=True):
+        torch.mul(buffer, outcome.factor, out=buffer)
+        if buffer is not part.gradient:
+            part.gradient.copy_(buffer)
+
+
+def _deliver_sparsely(group: Group, outcome: Outcome, averages: Sequence[tuple[Array, Array]]) -> None:
+    for part, (positions, values) in zip(outcome.parts, averages, strict=True):
+        if part.gradient.dtype is torch.float32:
+            group.buffer.kernels.put_only(part.gradient, positions, values)
+        else:
+            part.gradient.zero_()
+            part.gradient[torch.as_tensor(positions)] = torch.as_tensor(values)
+
+
+def roll_back(group: Group) -> None:
+    """End a step that does not count: residuals, velocities and controllers are as they were, bit for bit."""
+    if group.outcome is None:
+        return
+    group.policy.forget()
+    group.transaction.rollback()
+    if group.outcome.before is not None:
+        group.method.load_state_dict(group.outcome.before)
+    group.outcome = None
+
+
+def refuse(group: Group, *, value: float) -> None:
+    """Roll back, and hand out `value` everywhere instead of a gradient; what had been synchronised before stays."""
+    parts = group.outcome.parts if group.outcome is not None else ()
+    roll_back(group)
+    group.stats.skipped += 1
+    for part in parts:
+        part.gradient.fill_(value)
+        if part.base is not None:
+            part.gradient.add_(part.base)

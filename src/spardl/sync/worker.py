@@ -1,0 +1,125 @@
+"""Worker: drives a synchronizer's programs over a transport, in order, on threads beside the caller's.
+
+The protocol of a step is in `step.py`; here it gets a transport, a thread and a stop-watch.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from spardl.collectives.program import AllReduce, Program
+from spardl.sync import step as steps
+from spardl.sync.group import Group
+from spardl.sync.lanes import Lanes
+from spardl.sync.step import Outcome, Part, Terms
+from spardl.sync.synchronizer import Synchronizer
+from spardl.transport.base import Transport, run
+
+Result = TypeVar("Result")
+
+
+class Worker:
+    """Jobs run one after the other. After a failure nothing else runs; the step that failed has been rolled back."""
+
+    def __init__(self, sync: Synchronizer, transport: Transport, lanes: Lanes) -> None:
+        self.failure: BaseException | None = None
+        self._sync = sync
+        self._transport = transport
+        self._lanes = lanes
+        self._poisoned = False  # by a tensor that is in no group
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether the exchange is to add gradients up: not where other ranks need the core, nor while others travel."""
+        return not self._sync.crew.crowded and not self._lanes.run_ahead
+
+    def check(self) -> None:
+        """Raise what has failed, if anything has."""
+        if self.failure is not None:
+            raise self.failure
+
+    def wait(self) -> None:
+        """Return when nothing is under way."""
+        self._lanes.wait()
+
+    def stop(self, why: Exception) -> None:
+        """End the threads."""
+        self._lanes.stop()
+        self.failure = self.failure or why
+
+    def run(self, job: Callable[[], Result]) -> "Future[Result]":
+        """Do this after what was asked for before."""
+        return self._lanes.run(lambda: self._guarded(job))
+
+    def _guarded(self, job: Callable[[], Result]) -> Result:
+        self.check()
+        try:
+            return job()
+        except BaseException as error:
+            self.failure = error
+            self._lanes.stop_preparing()  # nothing must be added to what is rolled back
+            self._sync.abandon()
+            raise
+
+    def start(self, group: Group, parts: Sequence[Part], terms: Terms) -> None:
+        """Accumulate and exchange one group; where there is a thread for it, accumulate while others travel."""
+        if terms.skips or not self._lanes.run_ahead:
+            self.run(lambda: self._whole(group, parts, terms))
+            return
+        added = self._lanes.prepare(lambda: self._accumulate(group, parts, terms))
+
+        def exchange() -> None:
+            added.result()
+            self._drive(group, steps.exchange(group, terms))
+
+        self.run(exchange)
+
+    def _whole(self, group: Group, parts: Sequence[Part], terms: Terms) -> None:
+        self._sync.opens(group)
+        self._drive(group, steps.group_step(group, parts, terms))
+
+    def _accumulate(self, group: Group, parts: Sequence[Part], terms: Terms) -> None:
+        if self.failure is None:
+            self._sync.opens(group)
+            steps.accumulate(group, parts, terms)
+
+    def _drive(self, group: Group, program: Program[Outcome]) -> None:
+        """Run a group's program, and count what it cost."""
+        account, stats = group.memory.frames.account, group.stats
+        started, before = time.perf_counter(), self._transport.traffic.copy()
+        sent, packed, selected = account.entries, account.seconds, stats.seconds_selecting
+        try:
+            with record_function("spardl::exchange"):
+                run(program, self._transport)
+        except BaseException as error:
+            error.add_note(f"while synchronising the group {stats.name}")
+            raise
+        stats.entries_sent += account.entries - sent
+        elapsed = time.perf_counter() - started - (stats.seconds_selecting - selected)  # what the step counted itself
+        stats.observe(before, self._transport.traffic, elapsed, account.seconds - packed)
+
+    def average(self, tensor: Tensor) -> "Future[Tensor]":
+        """Average a tensor that is in no group, as part of the step; sparse COO tensors as well."""
+        return self.run(lambda: self._average(tensor))
+
+    def _average(self, tensor: Tensor) -> Tensor:
+        self._transport.perform(AllReduce(tensor))
+        values = tensor if tensor.layout is torch.strided else tensor.coalesce().values()
+        self._poisoned |= not bool(torch.isfinite(values).all())
+        return tensor / self._transport.workers
+
+    def finish(self, instead: float) -> bool:
+        """Commit the step or roll it back. To be called in a job."""
+        poisoned, self._poisoned = self._poisoned, False
+        return self._sync.finish(poisoned=poisoned, instead=instead)
+
+    def reduce(self, group: Group, tensor: Tensor) -> bool:
+        """One group's whole step, with steps counted by the group; commit it alone. To be called in a job."""
+        terms = Terms(step=group.stats.steps + group.stats.skipped, lazily=self.is_lazy)
+        self._whole(group, [Part(name, tensor) for name in group.offsets], terms)
+        return self.finish(torch.nan)

@@ -1,0 +1,33 @@
+"""Ranks that share a machine share its cores."""
+
+import json
+import os
+
+import pytest
+
+from spardl.machine import cores_each, cores_per_rank
+
+
+def test_ranks_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the others have: what each rank has at least counts for all."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    other, small = json.dumps(["another machine", 12]), json.dumps(["small", 1])
+    assert cores_each(lambda mine: [mine, other, mine, small]) == [6, 12, 6, 1]
+    assert cores_per_rank(lambda mine: [mine, other, mine, small]) == 1
+    assert cores_per_rank(lambda mine: [mine, other, other]) == 6
+    assert cores_per_rank(lambda mine: [mine, mine, mine, other]) == 4
+    assert [cores_per_rank(lambda mine, n=n: [mine] * n) for n in (1, 12, 24)] == [12, 1, 0.5]
+
+
+def test_where_the_kernel_has_no_boot_id_the_name_of_the_machine_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As outside of Linux, where the number of cores is all that there is to know, too."""
+    monkeypatch.setattr("pathlib.Path.read_text", _no_such_file)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    shown: list[str] = []
+    assert cores_per_rank(lambda mine: shown.append(mine) or [mine, mine]) == 3  # type: ignore[func-returns-value]
+    assert json.loads(shown[0]) == [os.uname().nodename, 6]
+
+
+def _no_such_file(*_: object) -> str:
+    raise FileNotFoundError
