@@ -115,13 +115,15 @@ class SyncStats:
     """What `stats()` returns: each present group, and all together since the beginning.
 
     `past` are groups that have been rearranged into the present ones: a group counts from when it was formed, the total
-    never goes back. `steps` and `skipped` are the session's own count.
+    never goes back. `steps` and `skipped` are the session's own count. `seconds_exposed` are those that training has
+    waited for exchanges of weights.
     """
 
     groups: list[GroupStats] = field(default_factory=list)
     past: GroupStats | None = None
     steps: int | None = None
     skipped: int | None = None
+    seconds_exposed: float = 0.0
 
     @property
     def total(self) -> GroupStats:

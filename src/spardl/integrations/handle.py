@@ -1,11 +1,13 @@
 """SyncHandle: what a script keeps of a synchronised model, whatever front end synchronises it."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from spardl.config import SyncConfig
 from spardl.metrics import SyncStats
+from spardl.planning.merging import Merging
 from spardl.sync.plan import GroupPlan, densely
 from spardl.sync.session import Observer, Session
 
@@ -37,6 +39,19 @@ class SyncHandle:
     def observe(self, observer: Observer) -> None:
         """Call `observer` with a `StepEvent` after each step, on the communication thread."""
         self.session.observers.append(observer)
+
+    @property
+    def merging(self) -> Merging | None:
+        """What a merge planner has measured and planned; None if there is none, or not yet."""
+        return None
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Have the model hold the weights that all ranks share inside this block. With gradients it always does."""
+        yield
+
+    def flush(self) -> None:
+        """Leave all ranks with the same model. With gradients they have that: only what residuals hold waits."""
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals, velocities and controllers of *this rank*: save one file per rank, beside the model."""

@@ -47,8 +47,8 @@ class Setup:
         """Arguments as in `attach`. Raises `ConfigError` for what cannot work."""
         ddp, optimizers = unwrap(model), optimizers_of(optimizer)
         where = process_group if process_group is not None else ddp.process_group
-        chosen = _with_teams(configure(config, settings), process_group, team_size, len(member_ranks(where)))
-        _check_scaler(scaler, optimizers)
+        chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(where)))
+        check_scaler(scaler, optimizers)
         quiet = optimizer is False or chosen.is_dense or chosen.density == 1.0
         if not quiet:
             warn_of_losses(optimizers, stacklevel=5)
@@ -56,7 +56,7 @@ class Setup:
         return cls(ddp, where, chosen, optimizers, enabled, quiet)
 
 
-def _with_teams(config: SyncConfig, group: Group, team_size: int | None, workers: int) -> SyncConfig:
+def with_teams(config: SyncConfig, group: Group, team_size: int | None, workers: int) -> SyncConfig:
     """Teams may also be given as a size, or as the first dimension of a mesh."""
     teams = getattr(config.options, "teams", None)
     if team_size is not None:
@@ -72,7 +72,7 @@ def _with_teams(config: SyncConfig, group: Group, team_size: int | None, workers
     return config
 
 
-def _check_scaler(scaler: object, optimizers: Sequence[Optimizer]) -> None:
+def check_scaler(scaler: object, optimizers: Sequence[Optimizer]) -> None:
     if scaler is None:
         return
     if not isinstance(scaler, torch.amp.GradScaler):

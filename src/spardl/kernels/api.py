@@ -70,8 +70,9 @@ class KernelsOf(Protocol[A, S]):
     What may stay on the device. Today all results but entries are on the host: numpy counts, Python's bool and int. A
     device with a queue of its own has to wait for each of them. Kernels for such a device may return tensors on it for
 
-    * the flags of `all_finite`, `accumulate`, `accumulate_momentum` and `take_rounded`: callers combine them by `&` and
-      `|`, and need a bool once per step, before the first frame leaves (its header says whether the step is poisoned);
+    * the flags of `all_finite`, `accumulate`, `differ`, `accumulate_momentum` and `take_rounded`: callers combine them
+      by `&` and `|`, and need a bool once per step, before the first frame leaves (its header says whether the step is
+      poisoned);
     * the counts of `take_largest` and `take_rounded`, and the lengths of what `take_above`, `merge` and `part_largest`
       return: callers pass them on to `scatter_add`, `fade`, `to_natural_order` and `write_frame`. The host needs them
       when a frame is sent, whose length they decide, and can read all of a round's at once.
@@ -113,6 +114,22 @@ class KernelsOf(Protocol[A, S]):
         """Add `scale * gradient`, which begins at natural position `offset`, to `acc` in the `wanted` blocks; there,
         `gradient` becomes what `acc` held before. Returns whether all sums are finite, and notes in `shortlist` where
         they are large. One read and one write of both."""
+        ...
+
+    def differ(
+        self,
+        acc: A,
+        starts: Ints,
+        chunk: int,
+        offset: int,
+        shared: Tensor,
+        own: Tensor,
+        wanted: Bools,
+        shortlist: S | None = None,
+    ) -> bool:
+        """Set `acc` to `shared - own`, which begin at natural position `offset`, in the `wanted` blocks, whatever it
+        held. Returns whether all differences are finite, and notes in `shortlist` where they are large. One read of
+        both and one write of `acc`."""
         ...
 
     def accumulate_momentum(

@@ -49,6 +49,22 @@ class TorchKernels(KernelsOf[Tensor, None]):
         gradient[here] = before
         return self.all_finite(after)
 
+    def differ(
+        self,
+        acc: Tensor,
+        starts: Ints,
+        chunk: int,
+        offset: int,
+        shared: Tensor,
+        own: Tensor,
+        wanted: Bools,
+        shortlist: None = None,
+    ) -> bool:
+        here = _chosen(wanted, chunk, offset, own.numel(), acc.device)
+        difference = shared[here] - own[here]
+        acc[_places(starts, chunk, offset, own.numel(), acc.device)[here]] = difference
+        return self.all_finite(difference)
+
     def accumulate_momentum(
         self,
         acc: Tensor,

@@ -16,7 +16,7 @@ from torch.profiler import record_function
 
 from spardl.memory.algebra import Algebra
 from spardl.memory.frames import Account, Frames
-from spardl.memory.residuals import Carry, Policy
+from spardl.memory.residuals import Carry
 from spardl.memory.survey import Survey
 from spardl.memory.transaction import Transaction
 from spardl.sparse import Ints, SparseBlocks
@@ -26,10 +26,10 @@ from spardl.wire.frame import Codec, CodedBlocks
 class Memory:
     """One group's memory during a step: a transaction, a residual policy and a wire format."""
 
-    def __init__(self, transaction: Transaction, codec: Codec, policy: Policy | None = None) -> None:
+    def __init__(self, transaction: Transaction, codec: Codec, policy: Carry | None = None) -> None:
         self._transaction = transaction
         self._buffer = transaction.buffer
-        self._policy: Policy = policy or Carry()
+        self._journal = None if policy is None else policy.journal
         self.frames = Frames(self, codec, Account())
         self.algebra = Algebra(self._buffer.kernels, self._buffer.device)
         self.survey = Survey(transaction)
@@ -76,7 +76,7 @@ class Memory:
 
     def take_coded(self, ids: Ints, budgets: Ints) -> CodedBlocks:
         """The `budgets[i]` largest entries of each block `ids[i]`, in the wire's format; rounding errors stay here."""
-        if not self.frames.codec.format.rounds_in_place or self._policy.journals:
+        if not self.frames.codec.format.rounds_in_place or self._journal is not None:
             return self.frames.code(self.take_largest(ids, budgets))
         self._transaction.add_up(ids)
         if not self.poisoned:
@@ -118,8 +118,8 @@ class Memory:
     def _took(self, taken: SparseBlocks) -> SparseBlocks:
         if self._transaction.velocity is not None:
             self._transaction.velocity.fade(taken)
-        if self._policy.journals:
-            self._policy.took(self._buffer.positions(taken), taken.values.clone())
+        if self._journal is not None:
+            self._journal.took(self._buffer.positions(taken), taken.values.clone())
         return taken
 
     # --- looking --------------------------------------------------------------------------------------------------
@@ -149,8 +149,8 @@ class Memory:
         self._transaction.add_up(entries.ids)
         if not len(entries) or self.poisoned:
             return
-        if self._policy.journals:
-            self._policy.gave(self._buffer.positions(entries), self._buffer.at(entries))
+        if self._journal is not None:
+            self._journal.gave(self._buffer.positions(entries), self._buffer.at(entries))
         self._buffer.add(entries)
 
     # --- blocks that move -----------------------------------------------------------------------------------------

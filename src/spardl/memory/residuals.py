@@ -1,57 +1,17 @@
 """Residual policies: what becomes of entries that a rank sent and that did not survive to the end.
 
-A policy hears of everything that a program takes and adds, and acts when the final support is known. Only `carry` needs
-no journal, which costs memory in proportion to k. `partial` and `local` lose mass; they are for ablation.
+A policy acts when the final support is known, on what a journal has noted of the step. `carry` needs none. `partial`
+and `local` lose mass; they are for ablation.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from spardl.memory.buffer import Buffer
     from spardl.sparse import SparseBlocks
-
-
-class Policy(Protocol):
-    """What one group does about entries that did not survive."""
-
-    journals: ClassVar[bool]  # whether it wants to hear of what is taken and added
-
-    def took(self, positions: "Tensor", values: "Tensor") -> None:
-        """Hear that these values were moved out of the buffer."""
-        ...
-
-    def gave(self, positions: "Tensor", before: "Tensor") -> None:
-        """Hear that something was added at these positions, which held `before`."""
-        ...
-
-    def settle(self, buffer: "Buffer", result: "SparseBlocks") -> None:
-        """Undo what the policy wants undone, now that the agreed sum is known."""
-        ...
-
-    def forget(self) -> None:
-        """Forget the step, which failed."""
-        ...
-
-
-class Carry:
-    """What was dropped stays where it was dropped: in the memory of the rank that cut it."""
-
-    journals: ClassVar[bool] = False
-
-    def took(self, positions: "Tensor", values: "Tensor") -> None:
-        pass
-
-    def gave(self, positions: "Tensor", before: "Tensor") -> None:
-        pass
-
-    def settle(self, buffer: "Buffer", result: "SparseBlocks") -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,43 +23,79 @@ class _Touched:
     taken: bool
 
 
-class Return:
+class Journal:
+    """Everything that programs take out of a buffer and add to it in one step. Costs memory in proportion to k."""
+
+    def __init__(self) -> None:
+        self._touched: list[_Touched] = []
+
+    def took(self, positions: "Tensor", values: "Tensor") -> None:
+        """Note that these values were moved out of the buffer."""
+        self._touched.append(_Touched(positions, values, taken=True))
+
+    def gave(self, positions: "Tensor", before: "Tensor") -> None:
+        """Note that something was added at these positions, which held `before`."""
+        self._touched.append(_Touched(positions, before, taken=False))
+
+    def clear(self) -> None:
+        """The step is over."""
+        self._touched.clear()
+
+    def undo_outside(self, buffer: "Buffer", settled: "Tensor") -> None:
+        """Put back what these positions do not hold, the last change first."""
+        import torch
+
+        for touched in reversed(self._touched):
+            undone = ~torch.isin(touched.positions, settled)
+            buffer.values[touched.positions[undone]] = touched.before[undone]
+
+    def undo(self, buffer: "Buffer") -> None:
+        """Put everything back, the last change first."""
+        for touched in reversed(self._touched):
+            buffer.values[touched.positions] = touched.before
+
+    def positions(self, otherwise: "Tensor") -> "Tensor":
+        """Every position that was changed, as often as it was; `otherwise`, if none was."""
+        import torch
+
+        return torch.cat([touched.positions for touched in self._touched]) if self._touched else otherwise
+
+    def own(self, otherwise: "Tensor") -> "Tensor":
+        """The positions that this rank itself took; `otherwise`, if it took none."""
+        import torch
+
+        taken = [touched.positions for touched in self._touched if touched.taken]
+        return torch.cat(taken).unique() if taken else otherwise
+
+
+class Carry:
+    """What was dropped stays where it was dropped: in the memory of the rank that cut it."""
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        self.journal = journal  # None, if nobody wants to know what a step changed
+
+    def settle(self, buffer: "Buffer", result: "SparseBlocks") -> None:
+        """Undo what the policy wants undone, now that the agreed sum is known."""
+
+    def forget(self) -> None:
+        """The step is over."""
+        if self.journal is not None:
+            self.journal.clear()
+
+
+class Return(Carry):
     """What did not survive goes back to its owners: everything outside the support is undone.
 
     This is SparDL's global residual collection.
     """
 
-    journals: ClassVar[bool] = True
+    journal: Journal
 
-    def __init__(self) -> None:
-        self._journal: list[_Touched] = []
-
-    def took(self, positions: "Tensor", values: "Tensor") -> None:
-        self._journal.append(_Touched(positions, values, taken=True))
-
-    def gave(self, positions: "Tensor", before: "Tensor") -> None:
-        self._journal.append(_Touched(positions, before, taken=False))
+    def __init__(self, journal: Journal | None = None) -> None:
+        super().__init__(journal or Journal())
 
     def settle(self, buffer: "Buffer", result: "SparseBlocks") -> None:
-        self._undo_outside(buffer, buffer.positions(result))
-        self.forget()
-
-    def forget(self) -> None:
-        self._journal.clear()
-
-    def _undo_outside(self, buffer: "Buffer", settled: "Tensor") -> None:
-        import torch
-
-        for touched in reversed(self._journal):
-            undone = ~torch.isin(touched.positions, settled)
-            buffer.values[touched.positions[undone]] = touched.before[undone]
-
-    def _own(self, settled: "Tensor") -> "Tensor":
-        """The positions that this rank itself took."""
-        import torch
-
-        taken = [touched.positions for touched in self._journal if touched.taken]
-        return torch.cat(taken).unique() if taken else settled[:0]
+        self.journal.undo_outside(buffer, buffer.positions(result))
 
 
 class Local(Return):
@@ -107,12 +103,11 @@ class Local(Return):
 
     def settle(self, buffer: "Buffer", result: "SparseBlocks") -> None:
         settled = self._cleared(buffer.positions(result))
-        self._undo_outside(buffer, settled)
+        self.journal.undo_outside(buffer, settled)
         buffer.values[settled] = 0
-        self.forget()
 
     def _cleared(self, support: "Tensor") -> "Tensor":
-        return self._own(support)
+        return self.journal.own(support[:0])
 
 
 class Partial(Local):
@@ -121,8 +116,8 @@ class Partial(Local):
     def _cleared(self, support: "Tensor") -> "Tensor":
         import torch
 
-        mine = self._own(support)
+        mine = self.journal.own(support[:0])
         return mine[torch.isin(mine, support)]
 
 
-POLICIES: dict[str, type[Policy]] = {"carry": Carry, "return": Return, "partial": Partial, "local": Local}
+POLICIES: dict[str, type[Carry]] = {"carry": Carry, "return": Return, "partial": Partial, "local": Local}

@@ -43,6 +43,7 @@ class Transaction:
         self._crew = crew or Crew()
         self._lent: list[_Lent] = []
         self._later: list[_Lent] = []  # what is to be added in the blocks that wait
+        self._begun = False
         self._waiting = np.zeros(buffer.layout.count, np.bool_)
 
     def lend(
@@ -75,8 +76,23 @@ class Transaction:
         self.buffer.read(offset, scratch)
         self.buffer.write(offset, torch.zeros_like(scratch))
 
+    def differ(self, offset: int, shared: Tensor, own: Tensor) -> None:
+        """Set the stretch at a natural offset to `shared - own` (float32, flat), whatever it held.
+
+        Nothing is lent: both stay as they are, and a rollback has nothing to undo.
+        """
+        self._open(offset, own)
+        buffer, layout = self.buffer, self.buffer.layout
+
+        def job(wanted: Bools) -> bool:
+            place = (layout.starts, layout.chunk, offset)
+            return bool(buffer.kernels.differ(buffer.array, *place, shared, own, wanted, buffer.listing.shortlist))
+
+        self.poisoned |= not self._crew.share(job, np.ones_like(self._waiting))
+
     def _open(self, offset: int, stretch: Tensor) -> None:
-        if not self._lent:
+        if not self._begun:
+            self._begun = True
             self.buffer.listing.begin()
         self.buffer.listing.note_sum(offset, stretch.numel())
 
@@ -151,5 +167,6 @@ class Transaction:
 
     def _end(self) -> None:
         self._lent.clear()
+        self._begun = False
         self.poisoned = False
         self.buffer.listing.end()

@@ -13,7 +13,7 @@ from spardl.kernels import Kernels
 from spardl.kernels.cpu.crew import Crew
 from spardl.memory.buffer import Buffer
 from spardl.memory.memory import Memory
-from spardl.memory.residuals import POLICIES
+from spardl.memory.residuals import POLICIES, Journal
 from spardl.memory.transaction import Transaction
 from spardl.memory.velocity import Velocity
 from spardl.metrics import GroupStats
@@ -21,13 +21,15 @@ from spardl.sync.plan import GroupPlan, Member
 from spardl.wire.frame import Codec
 
 if TYPE_CHECKING:
+    from spardl.sync.landing import Landing
     from spardl.sync.step import Outcome
 
 
 class Group:
     """Members in order, one buffer for all of them, and the method that synchronises it.
 
-    `dense` is the method for steps in which the schedule sends everything. `outcome` is the step that is open.
+    `dense` is the method for steps in which the schedule sends everything. `outcome` is the step that is open. Of
+    weights, the buffer is of use within a step only, and `landings` are what the last one has for each member.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Group:
         kernels: Kernels,
         device: torch.device,
         momentum: bool = False,
+        of_weights: bool = False,
         crew: Crew | None = None,
         common: dict[str, Any] | None = None,
     ) -> None:
@@ -50,11 +53,13 @@ class Group:
         self.dense: Method = self.method if plan.is_dense else method_class("dense")(seat)
         self.buffer = Buffer(self.method.layout, kernels, device)
         self.velocity = Velocity(self.buffer) if momentum else None
-        self.policy = POLICIES[plan.residuals]()
+        self.of_weights = of_weights
+        self.policy = POLICIES[plan.residuals](Journal() if of_weights else None)
         self.transaction = Transaction(self.buffer, self.velocity, crew)
         self.memory = Memory(self.transaction, Codec(plan.values, plan.indices, kernels), self.policy)
         self.stats = GroupStats(plan.title, plan.elements, dense=plan.is_dense)
         self.outcome: Outcome | None = None
+        self.landings: dict[str, Landing] = {}
         self.offsets: dict[str, int] = {}
         offset = 0
         for member in plan.members:

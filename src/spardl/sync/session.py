@@ -67,6 +67,7 @@ class Session:
         config: the settings.
         plans: the groups to begin with.
         momentum: whether tensors bring a rule of momentum that acts before the selection.
+        of_weights: whether tensors are weights (`submit(..., shared=...)`) and not gradients.
         overlap: whether groups start while backward still works, so that threads for them come first.
         commit: who commits. "step": all groups of a step or none, when it is closed. "group": each group alone, as soon
             as it has been exchanged, for callers that need its result at once; each then counts steps of its own.
@@ -80,6 +81,7 @@ class Session:
         plans: Sequence[GroupPlan],
         *,
         momentum: bool = False,
+        of_weights: bool = False,
         overlap: bool = False,
         commit: Literal["step", "group"] = "step",
         crew: Crew | None = None,
@@ -96,6 +98,7 @@ class Session:
             kernels=kernels.for_device(device),
             device=device,
             momentum=momentum,
+            of_weights=of_weights,
             crew=crew,
         )
         lanes = Lanes(threads=device.type == "cpu" and commit == "step", ahead=overlap)
@@ -114,6 +117,7 @@ class Session:
         device: torch.device | str = "cpu",
         facts: Mapping[str, Any] | None = None,
         momentum: bool = False,
+        of_weights: bool = False,
         overlap: bool = False,
         commit: Literal["step", "group"] = "step",
         subject: str = "configuration or model",
@@ -126,7 +130,7 @@ class Session:
             process_group: the ranks that take part; default: all.
             device: where the tensors are.
             facts: what all ranks must have in common beside the settings; default: the members.
-            momentum, overlap, commit: as for the constructor.
+            momentum, of_weights, overlap, commit: as for the constructor.
             subject: what the ranks are said to differ in.
 
         Raises:
@@ -142,7 +146,8 @@ class Session:
         alone = torch.device(device).type == "cpu" and not overlap
         crew = Crew.for_cores(cores_per_rank(transport.gather_texts)) if alone else None
         plans = plan_model(config, members, transport.workers) if members else []
-        return cls(transport, config, plans, momentum=momentum, overlap=overlap, commit=commit, crew=crew)
+        how: dict[str, Any] = {"momentum": momentum, "of_weights": of_weights, "overlap": overlap, "commit": commit}
+        return cls(transport, config, plans, crew=crew, **how)
 
     # --- groups ---------------------------------------------------------------------------------------------------
 
@@ -195,21 +200,26 @@ class Session:
         *,
         momentum: Momentum | None = None,
         base: Tensor | None = None,
+        shared: Tensor | None = None,
         unused: bool = False,
     ) -> None:
         """Hand over one tensor of this step: flat, in memory order. It receives the average over all ranks.
+
+        Of weights, nothing is changed; `landing.take_landings` has what they receive once the step is closed. They may
+        be written to as soon as `close` has returned.
 
         Args:
             name: as among the members.
             gradient: its memory belongs to the session until the step is closed.
             momentum: the rule that acts on it before the selection.
             base: what of it was synchronised before; it is added to the result and not sent again.
+            shared: of weights, those that all ranks have in common; the tensor itself is this rank's own.
             unused: this rank has no gradient for it, only zeros.
         """
         if self._step is None:
             self.begin()
         assert self._step is not None
-        self._step.parts[name] = Part(name, gradient, momentum, base, unused)
+        self._step.parts[name] = Part(name, gradient, momentum, base, shared, unused)
         if self.config.clip_norm is None:  # else the norm of the whole model has to be known first
             start_groups(self, self._step)
 

@@ -57,17 +57,18 @@ def gathered(sync: Synchronizer) -> Program[dict[str, Any]]:
     team = Team(tuple(range(sync.workers)), sync.rank)
     own = save(sync)
     plain = {key: value for key, value in own.items() if key not in TENSORS}
-    texts = yield from _gather_bytes(team, np.frombuffer(json.dumps(plain).encode(), np.uint8))
+    texts = yield from gather_bytes(team, np.frombuffer(json.dumps(plain).encode(), np.uint8))
     whole = [json.loads(text.tobytes()) | {kind: {} for kind in TENSORS} for text in texts]
     for kind in TENSORS:
         for name, tensor in own[kind].items():
-            everyone = yield from _gather_bytes(team, tensor.cpu().numpy().view(np.uint8))
+            everyone = yield from gather_bytes(team, tensor.cpu().numpy().view(np.uint8))
             for state, received in zip(whole, everyone, strict=True):
                 state[kind][name] = torch.from_numpy(received.copy().view(np.float32))
     return {"version": VERSION, "workers": sync.workers, "ranks": whole}
 
 
-def _gather_bytes(team: Team, mine: Bytes) -> Program[list[Bytes]]:
+def gather_bytes(team: Team, mine: Bytes) -> Program[list[Bytes]]:
+    """What every member has, of any length, in member order."""
     sizes = yield from all_gather_numbers(team, [mine.size], "sizes of states")
     return (yield from bruck(team, mine, _Stretches(sizes[:, 0].tolist()), "states"))
 
@@ -103,13 +104,14 @@ def load(sync: Synchronizer, config: SyncConfig, state: object, *, regroup: bool
     """
     own = _own(state, sync.rank, sync.workers)
     sizes = _sizes(sync)
-    kept = _kept(own, sizes, sync.device, momentum=sync.has_momentum)
+    kept = {} if sync.of_weights else _kept(own, sizes, sync.device, momentum=sync.has_momentum)
     plans = arranged(own["groups"], own["densities"], config, sizes, sync.workers) if regroup else sync.plan
     before = save(sync)
     try:
         _apply(sync, own, kept, plans)
     except StateError:
-        _apply(sync, before, _kept(before, sizes, sync.device, momentum=sync.has_momentum), sync.plan)
+        kept = {} if sync.of_weights else _kept(before, sizes, sync.device, momentum=sync.has_momentum)
+        _apply(sync, before, kept, sync.plan)
         raise
 
 
@@ -119,7 +121,8 @@ def _apply(sync: Synchronizer, state: Mapping[str, Any], kept: dict[str, Kept], 
     groups = state["groups"]
     for group in sync.groups:
         for name in group.offsets:
-            sync.restore(group, name, kept[name])
+            if name in kept:
+                sync.restore(group, name, kept[name])
         if group.plan.names in groups and len(state["methods"]) == len(groups):
             group.method.load_state_dict(state["methods"][groups.index(group.plan.names)])
 
@@ -176,6 +179,8 @@ def _mean(states: list[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _sizes(sync: Synchronizer) -> dict[str, int]:
+    if sync.of_weights:
+        return {member.name: member.elements for plan in sync.plan for member in plan.members}
     return {name: each.residual.numel() for name, each in sync.kept().items()}
 
 

@@ -21,6 +21,7 @@ from spardl.memory.velocity import Momentum
 from spardl.sparse import Array, SparseBlocks
 from spardl.sync.diagnosis import delta
 from spardl.sync.group import Group
+from spardl.sync.landing import landings
 from spardl.transport.ring import ring_amount
 
 
@@ -29,6 +30,8 @@ class Part:
     """One member's gradient in one step: a flat tensor in memory order, which receives the averaged result.
 
     base    what of it has been synchronised before, and is neither sent nor averaged again; it is part of the result
+    shared  the tensor is this rank's own weights, which stay as they are, and what is exchanged is how far these shared
+            ones are from them; the result is a landing
     unused  this rank's backward did not reach it. What no rank has reached waits, lest it be sent where nobody reads it
     """
 
@@ -36,6 +39,7 @@ class Part:
     gradient: Tensor
     momentum: Momentum | None = None
     base: Tensor | None = None
+    shared: Tensor | None = None
     unused: bool = False
 
 
@@ -67,6 +71,7 @@ class Outcome:
     buffers   their gradients as float32, which belong to the step until it is committed or rolled back
     averages  positions and values per part; None if the result is dense, in memory
     before    the method's state before the exchange, for a rollback
+    offered   of weights: the differences of a dense exchange, in natural order
     """
 
     parts: Sequence[Part]
@@ -75,6 +80,7 @@ class Outcome:
     averages: list[tuple[Array, Array]] | None = None
     poisoned: bool = False
     before: dict[str, Any] | None = None
+    offered: Tensor | None = None
 
 
 def group_step(group: Group, parts: Sequence[Part], terms: Terms) -> Program[Outcome]:
@@ -103,7 +109,9 @@ def accumulate(group: Group, parts: Sequence[Part], terms: Terms) -> None:
         group.outcome = Outcome(parts, buffers, terms.scale / group.workers)
         for part, buffer in zip(parts, buffers, strict=True):
             offset = group.offsets[part.name]
-            if part.unused:
+            if part.shared is not None:
+                group.transaction.differ(offset, part.shared, part.gradient)
+            elif part.unused:
                 group.transaction.hold(part.name, offset, buffer)
             else:
                 group.transaction.lend(part.name, offset, buffer, terms.clip / terms.scale, part.momentum)
@@ -124,6 +132,8 @@ def exchange(group: Group, terms: Terms) -> Program[Outcome]:
     total = None
     if terms.diagnose and not method.about.dense:
         total = yield from _sum_of_all(group)
+    if group.of_weights and method.about.dense:
+        outcome.offered = _in_natural_order(group)
     result = yield from method.synchronize(group.memory, density)
     with record_function("spardl::average"):
         if result is None:
@@ -143,12 +153,18 @@ def exchange(group: Group, terms: Terms) -> Program[Outcome]:
 
 def _sum_of_all(group: Group) -> Program[Tensor]:
     """What all ranks have accumulated, in natural order."""
-    total = torch.empty(group.plan.elements, device=group.buffer.device)
-    group.buffer.read(0, total)
+    total = _in_natural_order(group)
     if group.transaction.poisoned:
         total.fill_(torch.nan)
     yield AllReduce(total, name="diagnosis")
     return total
+
+
+def _in_natural_order(group: Group) -> Tensor:
+    """A copy of what this rank has accumulated."""
+    values = torch.empty(group.plan.elements, device=group.buffer.device)
+    group.buffer.read(0, values)
+    return values
 
 
 def _diagnosis(group: Group, total: Tensor, result: SparseBlocks, density: float) -> float:
@@ -199,18 +215,21 @@ def as_float(part: Part) -> Tensor:
 
 
 def commit(group: Group) -> None:
-    """End a step that counts: write the averages into the gradients."""
+    """End a step that counts: write the averages into the gradients, or of weights, say what they are to receive."""
     outcome = group.outcome
     assert outcome is not None and not outcome.poisoned
     group.transaction.commit(dense=outcome.averages is None)
-    group.stats.steps += 1
-    if outcome.averages is None:
-        group.stats.last_entries = group.plan.elements
+    if group.of_weights:
+        group.landings = landings(group, outcome)
+    elif outcome.averages is None:
         _deliver_densely(outcome)
     else:
-        group.stats.last_entries = sum(len(positions) for positions, _ in outcome.averages)
         _deliver_sparsely(group, outcome, outcome.averages)
+    averages = outcome.averages
+    group.stats.steps += 1
+    group.stats.last_entries = group.plan.elements if averages is None else sum(len(each) for each, _ in averages)
     group.stats.entries += group.stats.last_entries
+    group.policy.forget()
     for part in outcome.parts:
         if part.base is not None:
             part.gradient.add_(part.base)
@@ -250,6 +269,8 @@ def refuse(group: Group, *, value: float) -> None:
     roll_back(group)
     group.stats.skipped += 1
     for part in parts:
+        if part.shared is not None:
+            continue
         part.gradient.fill_(value)
         if part.base is not None:
             part.gradient.add_(part.base)

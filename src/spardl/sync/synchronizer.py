@@ -34,7 +34,8 @@ class Synchronizer:
     """Groups, their memory, and the step that they are in. It opens no connection: whoever owns it drives its programs.
 
     `steps` counts steps so far, also those that did not count. `crowded` ranks share cores, so that nothing is gained
-    by adding gradients up while messages travel.
+    by adding gradients up while messages travel. `of_weights`: what is exchanged is how far shared weights are from a
+    rank's own, and nothing is kept here between steps but controllers.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Synchronizer:
         kernels: Kernels,
         device: torch.device | str = "cpu",
         momentum: bool = False,
+        of_weights: bool = False,
         crew: Crew | None = None,
     ) -> None:
         self.rank, self.workers = rank, workers
         self.groups: list[Group] = []
         self.steps = self.skipped = self._counted = 0
         self.has_momentum = momentum
+        self.of_weights = of_weights
         self.device = torch.device(device)
         self.crew = crew or Crew()
         self._kernels = kernels
@@ -86,7 +89,7 @@ class Synchronizer:
         """Drop a group and all that it holds."""
         self._dissolve(group)
         for name in group.offsets:
-            del self._loose[name]
+            self._loose.pop(name, None)
 
     def _form(self, plan: GroupPlan) -> Group:
         group = Group(
@@ -96,6 +99,7 @@ class Synchronizer:
             kernels=self._kernels,
             device=self.device,
             momentum=self.has_momentum,
+            of_weights=self.of_weights,
             crew=self.crew,
             common=self._common,
         )
@@ -111,6 +115,8 @@ class Synchronizer:
         self.groups.remove(group)
 
     def _kept_of(self, group: Group) -> dict[str, Kept]:
+        if self.of_weights:
+            return {}
         started = group.velocity.started if group.velocity is not None else ()
         return {
             member.name: Kept(group.residual(member), group.velocity_of(member), member.name in started)

@@ -67,7 +67,14 @@ class Worker:
             raise
 
     def start(self, group: Group, parts: Sequence[Part], terms: Terms) -> None:
-        """Accumulate and exchange one group; where there is a thread for it, accumulate while others travel."""
+        """Accumulate and exchange one group; where there is a thread for it, accumulate while others travel.
+
+        Weights are looked at here and now: their owner goes on to step them.
+        """
+        if group.of_weights:
+            self._accumulate(group, parts, terms)
+            self.run(lambda: self._drive(group, steps.exchange(group, terms)))
+            return
         if terms.skips or not self._lanes.run_ahead:
             self.run(lambda: self._whole(group, parts, terms))
             return

@@ -181,7 +181,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
     That is a flat view of the memory, whatever its strides (channels_last, transposed); of memory with gaps, a copy.
     """
     tensor = tensor.detach()
-    return tensor.as_strided((tensor.numel(),), (1,)) if _is_gapless(tensor) else tensor.reshape(-1)
+    return tensor.as_strided((tensor.numel(),), (1,)) if is_gapless(tensor) else tensor.reshape(-1)
 
 
 def flatten(tensor: Tensor, parameter: Parameter) -> Tensor:
@@ -197,10 +197,11 @@ def unflatten(flat: Tensor, parameter: Parameter) -> Tensor:
 
 
 def _empty_like(parameter: Parameter, dtype: torch.dtype) -> Tensor:
-    layout = torch.preserve_format if _is_gapless(parameter) else torch.contiguous_format
+    layout = torch.preserve_format if is_gapless(parameter) else torch.contiguous_format
     return torch.empty_like(parameter, dtype=dtype, memory_format=layout, requires_grad=False)
 
 
-def _is_gapless(tensor: Tensor) -> bool:
+def is_gapless(tensor: Tensor) -> bool:
+    """Whether the elements of a tensor fill its memory, in whatever order."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.numel() in (0, span)

@@ -89,6 +89,21 @@ class CompiledKernels(KernelsOf[Array, CpuShortlist]):
         stretch = Stretch(starts, chunk, offset)
         return bool(order.accumulate(_array(acc), *stretch, gradient.numpy(), np.float32(scale), wanted, *lists))
 
+    def differ(
+        self,
+        acc: Array,
+        starts: Ints,
+        chunk: int,
+        offset: int,
+        shared: Tensor,
+        own: Tensor,
+        wanted: Bools,
+        shortlist: CpuShortlist | None = None,
+    ) -> bool:
+        lists = (shortlist or CpuShortlist(len(starts) - 1)).lists
+        stretch = Stretch(starts, chunk, offset)
+        return bool(order.differ(_array(acc), *stretch, shared.numpy(), own.numpy(), wanted, *lists))
+
     def accumulate_momentum(
         self,
         acc: Array,

@@ -122,6 +122,43 @@ def accumulate(acc, starts, chunk, offset, gradient, scale, wanted, lows, edges,
 
 
 @inlined
+def _differ(acc, stretch, shared, own, wanted, lists):
+    """What `differ` does, with arguments that belong together put together."""
+    starts, chunk, offset = stretch
+    lows, edges, fills, places, amounts = lists
+    bits = acc.view(np.uint32)
+    finite = True
+    i = 0
+    while i < own.size:
+        place, length, block = _run(offset + i, offset + own.size, starts, chunk)
+        for done in range(0, length if wanted[block] else 0, TILE):
+            at, size = place + done, min(TILE, length - done)
+            out, left = acc[at : at + size], shared[i + done : i + done + size]
+            right = own[i + done : i + done + size]
+            for j in range(size):
+                out[j] = left[j] - right[j]
+            _ask_for_next(shared, i + done, own, i + done)
+            listed = BlockList(lows[block], edges[block], edges[block + 1], fills[block])
+            fills[block], fine = _note(acc, bits, at, at + size, starts[block], listed, places, amounts)
+            finite &= fine
+        i += length
+    return finite
+
+
+@compiled(
+    "boolean(float32[::1], int64[::1], int64, int64, float32[::1], float32[::1], boolean[::1],"
+    " uint32[::1], int64[::1], int64[::1], int32[::1], float32[::1])"
+)
+def differ(acc, starts, chunk, offset, shared, own, wanted, lows, edges, fills, places, amounts):
+    """acc = shared - own, a stretch of natural order, in the `wanted` blocks.
+
+    Keeps the lists; says if all differences are finite.
+    """
+    lists = Lists(lows, edges, fills, places, amounts)
+    return _differ(acc, Stretch(starts, chunk, offset), shared, own, wanted, lists)
+
+
+@inlined
 def _accumulate_momentum(acc, velocity, updated, stretch, gradient, weights, rule, wanted, lists):
     """What `accumulate_momentum` does, with arguments that belong together put together."""
     starts, chunk, offset = stretch

@@ -1,0 +1,371 @@
+"""Local updates: every rank steps its own optimizer, and what is exchanged, sparsely, is how far weights have come.
+
+The shared weights w are the same bits on all ranks, a rank's own are p. What it has not sent is w - p, and stays
+applied where it was computed ("step-ahead error feedback": Xu, Huo and Huang, AAAI 2021; local SGD is its relative). An
+exchange moves the largest differences of all ranks: with their mean g and what this rank has put into it t,
+
+    w  <-  w - outer(g)        p  <-  w - (w - p - t)
+
+and only touched entries change. It may run beside the next steps; what it brings lands when they are done.
+"""
+
+import contextlib
+import io
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from spardl import _torch_private
+from spardl.collectives.program import AllReduce, Team
+from spardl.config import SyncConfig
+from spardl.errors import ConfigError, SparDLWarning, StateError
+from spardl.integrations import ranks
+from spardl.integrations.boundary import Boundary
+from spardl.integrations.exchange import Ahead, Exchange, Reset
+from spardl.integrations.handle import SyncHandle
+from spardl.integrations.hooks import Hook
+from spardl.integrations.model import COMPILED
+from spardl.integrations.outer import Outer
+from spardl.integrations.passing import PassingDDP
+from spardl.integrations.replica import Replica
+from spardl.metrics import SyncStats
+from spardl.sync.landing import Landing
+from spardl.sync.plan import Member
+from spardl.sync.session import Session
+from spardl.sync.state import gather_bytes
+from spardl.transport.base import run
+from spardl.transport.torchdist import Group
+from spardl.update import LocalUpdates
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 10  # exchanges in a row that are refused
+EXCHANGES: dict[str, type[Ahead] | type[Reset]] = {"ahead": Ahead, "reset": Reset}
+
+
+class LocalSync(SyncHandle):
+    """What `attach(update="local")` returns. Making one is collective, and gives all ranks the weights of rank 0.
+
+    Args:
+        model: any module; if DDP has wrapped it, DDP's all-reduce is switched off.
+        optimizers: those that step it. A step is over when each of them has stepped, or a scaler has skipped it.
+        config: how exchanges are made.
+        rule: when, and what becomes of weights.
+        scaler: the GradScaler in use.
+        process_group: the ranks that take part.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        config: SyncConfig,
+        rule: LocalUpdates,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        process_group: Group = None,
+    ) -> None:
+        self.rule = rule
+        self._model, self._optimizers = model, list(optimizers)
+        self._passing = PassingDDP.of(model)
+        parameters = stepped_parameters(model, optimizers)
+        exchange: Exchange = EXCHANGES[rule.apply]()
+        self._exchange = exchange
+        self.session = Session.open(
+            [Member(name, each.numel()) for name, each in reversed(parameters.items())],
+            config,
+            process_group=process_group,
+            device=next(iter(parameters.values())).device,
+            facts={
+                "parameters": [[n, list(p.shape), str(p.dtype)] for n, p in parameters.items()],
+                "update": str(rule),
+            },
+            of_weights=exchange.of_weights,
+        )
+        transport = self.session.transport
+        for tensor in (*parameters.values(), *ranks.float_buffers(model)):
+            ranks.take_from_first(tensor, transport)
+        self._replicas = {name: Replica(parameters[name]) for name in reversed(parameters)}
+        self._outer = Outer(rule, rule.rate(transport.workers, config.schedule.final))
+        self._outer.begin({name: each.shared for name, each in self._replicas.items()})
+        self._steps = 0  # of this rank's optimizers
+        self._offered: tuple[int, Future[bool]] | None = None  # the exchange under way, and since which step
+        self._refused = 0  # exchanges in a row
+        self._swapped = False
+        self._exposed = 0.0
+        self._boundary = Boundary(self._optimizers, self._step_is_over, scaler)
+        self._loading = model.register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
+        logger.info("%s", self._describe())
+
+    def _describe(self) -> str:
+        off = "; DDP's own all-reduce is off" if self._passing is not None else ""
+        return (
+            f"rank {self.session.transport.rank} steps weights of its own, begun at rank 0's, and exchanges them every"
+            f" {self.rule.every} step(s), {self.rule}, outer rate {self._outer.rate:g}{off}"
+        )
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _step_is_over(self) -> None:
+        if self._swapped:
+            raise StateError("the optimizer has stepped shared weights: end `with sync.shared():` before training on.")
+        self._steps += 1
+        due = self._steps % self.rule.every == 0
+        if self._offered is not None and (due or self._steps >= self._offered[0] + self.rule.delay):
+            self._land()
+        if due:
+            self._offer()
+            if not self.rule.delay:
+                self._land()
+
+    def _offer(self) -> None:
+        with torch.no_grad():
+            self.session.begin(instead=torch.nan)
+            self._exchange.offer(self.session, self._replicas, float(self.rule.decay))
+            self._offered = (self._steps, self.session.close())
+
+    def _land(self) -> None:
+        """Wait for the exchange under way, if there is one, and apply what it has brought."""
+        if self._offered is None and not self._exchange.landings:
+            return
+        self._fetch()
+        self._offered = None
+        with torch.no_grad():
+            self._exchange.land(self._replicas, self._outer)
+
+    def _fetch(self) -> None:
+        """Wait for the exchange under way, and have its landings ready; they change no weight yet."""
+        if self._offered is None or self._exchange.landings:
+            return
+        started = time.perf_counter()
+        counted = self._offered[1].result()
+        self._exposed += time.perf_counter() - started
+        if counted:
+            self._refused = 0
+            self._exchange.collect(self.session)
+        else:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self._refused += 1
+        bad = [n for n, each in self._replicas.items() if not bool(torch.isfinite(each.parameter.detach()).all())]
+        who = f"this rank's weights {bad[0]!r} are" if bad else "some rank's weights were"
+        if self._refused >= PATIENCE:
+            raise StateError(
+                f"In {self._refused} exchanges in a row {who} not finite, and nothing was sent: go back to a checkpoint"
+                " with a lower learning rate, or clip gradients."
+            )
+        if self._refused == 1:
+            warnings.warn(
+                f"In an exchange {who} not finite. Nothing was sent, and shared weights are as they were on all ranks.",
+                SparDLWarning,
+                stacklevel=4,
+            )
+
+    # --- shared weights -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Have the model hold the shared weights inside this block, to evaluate or to save it; not to train it.
+
+        They are the same bits on all ranks. Nothing is sent, so ranks need not do it together; one tensor at a time is
+        copied. Running statistics (BatchNorm) stay this rank's own.
+        """
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        with torch.no_grad():
+            for replica in self._replicas.values():
+                replica.swap()
+        self._swapped = not self._swapped
+
+    def flush(self) -> None:
+        """Send everything that is left, densely, and average running statistics: all ranks hold the same model then.
+
+        Collective; for the end of training, or before a phase without synchronisation.
+        """
+        self._land()
+        session, transport = self.session, self.session.transport
+        session.wait()
+        with torch.no_grad():
+            left = {} if session.sync.of_weights else {n: k.residual for n, k in session.sync.kept().items()}
+            for name, replica in self._replicas.items():
+                own = replica.own()
+                difference = replica.shared - own
+                if name in left:
+                    difference += left[name]
+                transport.perform(AllReduce(difference, name="all that is left"))
+                replica.shared -= difference / transport.workers
+                own.copy_(replica.shared)
+                replica.show()
+            for group in session.sync.groups:
+                group.buffer.values.zero_()
+            for buffer in ranks.float_buffers(self._model):
+                ranks.average(buffer, transport)
+
+    # --- the rest of its life -------------------------------------------------------------------------------------
+
+    def stats(self) -> SyncStats:
+        stats = super().stats()
+        stats.seconds_exposed = self._exposed
+        return stats
+
+    def _leave(self) -> None:
+        self.flush()
+        self._boundary.end()
+        self._loading.remove()
+        if self._passing is not None:
+            self._passing.end()
+
+    def detach(self) -> None:
+        """Stop exchanging weights, after a last dense exchange: all ranks hold the same model. Collective.
+
+        A model that DDP has wrapped averages its gradients densely from now on.
+        """
+        self._leave()
+        self.session.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What *this rank* needs to go on exactly: shared and own weights, controllers, what is under way, and what its
+        optimizers and running statistics hold, which are each rank's own. One file per rank."""
+        self._settle()
+        state = self.session.state_dict()
+        state["local"] = {
+            "steps": self._steps,
+            "offered": None if self._offered is None else self._offered[0],
+            "shared": {name: each.shared.clone() for name, each in self._replicas.items()},
+            "own": {name: each.own().clone() for name, each in self._replicas.items()},
+            "outer": {name: each.clone() for name, each in self._outer.velocities.items()},
+            "landings": {name: _plain(each) for name, each in self._exchange.landings.items()},
+            "buffers": {name: buffer.clone() for name, buffer in self._model.named_buffers()},
+            "optimizers": [each.state_dict() for each in self._optimizers],
+        }
+        return state
+
+    def gathered_state_dict(self) -> dict[str, Any]:
+        """All ranks' states as one, the same on every rank, to be saved by any of them. Collective."""
+        file = io.BytesIO()
+        torch.save(self.state_dict(), file)
+        transport = self.session.transport
+        team = Team(tuple(range(transport.workers)), transport.rank)
+        mine = np.frombuffer(file.getbuffer(), np.uint8)
+        texts = run(gather_bytes(team, mine), transport)
+        states = [torch.load(io.BytesIO(text.tobytes()), weights_only=True) for text in texts]
+        return {"version": states[0]["version"], "workers": transport.workers, "ranks": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._settle()
+        own = _own_part(state, self.session.transport.rank, self.session.transport.workers)
+        local = checked(own, self._replicas)
+        self.session.load_state_dict(own)
+        self._outer.load(local["outer"])
+        with torch.no_grad():
+            for name, replica in self._replicas.items():
+                replica.shared.copy_(local["shared"][name].reshape(-1))
+                replica.put(local["own"][name].reshape(-1))
+                if replica.master is not None:
+                    replica.master.copy_(local["own"][name].reshape(-1))
+            for name, buffer in self._model.named_buffers():
+                if name in local["buffers"]:
+                    buffer.copy_(local["buffers"][name])
+        for optimizer, saved in zip(self._optimizers, local["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self._steps = local["steps"]
+        self._exchange.landings = {name: Landing(**each) for name, each in local["landings"].items()}
+        self._offered = None
+        if local["offered"] is not None:
+            self._offered = (local["offered"], Future())
+
+    def _settle(self) -> None:
+        """Have what is under way arrived. It lands when its time has come, as if nobody had asked."""
+        self._fetch()
+        self.session.wait()
+
+    def _on_loaded(self) -> None:
+        """The model has loaded weights: they are the shared ones now, on every rank that loads them."""
+        if self._swapped:
+            return
+        self._settle()
+        self._exchange.landings, self._offered = {}, None
+        with torch.no_grad():
+            for replica in self._replicas.values():
+                if replica.master is not None:
+                    replica.master = replica.parameter.detach().float().reshape(-1).clone()
+                replica.shared.copy_(replica.own())
+
+
+def stepped_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Parameter]:
+    """The parameters of a model that these optimizers step, by name, in registration order."""
+    if not optimizers:
+        raise ConfigError("local updates need the optimizer that steps this model; give optimizer=..., or a list.")
+    stepped = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    inner = _torch_private.uncompiled(model)
+    module = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
+    assert isinstance(module, nn.Module)
+    found = {
+        name.replace(COMPILED, ""): parameter
+        for name, parameter in module.named_parameters()
+        if id(parameter) in stepped and parameter.numel()
+    }
+    if not found:
+        raise ConfigError("these optimizers step no parameter of the model; give those that do.")
+    if any(not parameter.is_floating_point() for parameter in found.values()):
+        raise ConfigError("complex parameters cannot be synchronised sparsely; step them by an optimizer of their own.")
+    return found
+
+
+def _plain(landing: Landing) -> dict[str, Tensor | None]:
+    return {
+        "support": landing.support,
+        "agreed": landing.agreed,
+        "touched": landing.touched,
+        "sent": landing.sent,
+    }
+
+
+def _own_part(state: Mapping[str, Any], rank: int, workers: int) -> Mapping[str, Any]:
+    """This rank's part of a state, which may have been gathered from all ranks."""
+    if not isinstance(state, Mapping) or "ranks" not in state:
+        return state
+    states = state["ranks"]
+    if not isinstance(states, list) or len(states) != workers:
+        raise StateError(
+            f"this state was gathered from {len(states) if isinstance(states, list) else 'no'} ranks, and here are"
+            f" {workers}; load the shared weights into the model instead, and begin anew with them."
+        )
+    part: Mapping[str, Any] = states[rank]
+    return part
+
+
+def checked(state: Mapping[str, Any], replicas: Mapping[str, Replica]) -> Mapping[str, Any]:
+    """The part of a state that is about local updates, if it fits these weights.
+
+    Raises:
+        StateError: it does not.
+    """
+    local = state.get("local") if isinstance(state, Mapping) else None
+    if not isinstance(local, Mapping):
+        raise StateError("this state is not one of local updates; attach as when it was saved.")
+    for kind in ("shared", "own"):
+        tensors = local.get(kind)
+        if not isinstance(tensors, Mapping) or set(tensors) != set(replicas):
+            raise StateError(f"the {kind} weights of this state are another model's; load the state of the same model.")
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor) or tensor.numel() != replicas[name].elements:
+                raise StateError(f"the {kind} weights {name!r} of this state have another size; load the same model's.")
+            if not bool(torch.isfinite(tensor).all()):
+                raise StateError(f"the {kind} weights {name!r} of this state are not finite: it is damaged.")
+    return local

@@ -1,0 +1,60 @@
+"""Outer optimizers: how the shared weights follow what ranks have agreed on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spardl.errors import StateError
+from spardl.sync.landing import Landing
+from spardl.update import LocalUpdates
+
+
+class Outer:
+    """Plain steps, or momentum with a velocity per parameter, which is the same on all ranks.
+
+    A plain step touches the agreed entries alone. Momentum moves every weight at every exchange: one more float32 copy,
+    and a pass over it.
+    """
+
+    def __init__(self, rule: LocalUpdates, rate: float) -> None:
+        self.rate = rate
+        self.velocities: dict[str, Tensor] = {}
+        self._momentum = 0.0 if rule.outer == "plain" else float(rule.outer_momentum)
+        self._nesterov = rule.outer == "nesterov"
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether steps are given for every weight, and not for the agreed entries alone."""
+        return self._momentum > 0
+
+    def step(self, name: str, landing: Landing) -> Tensor:
+        """What to take off the shared weights of this name."""
+        if not self.everywhere:
+            return landing.agreed * self.rate
+        where = slice(None) if landing.support is None else landing.support
+        velocity = self.velocities[name].mul_(self._momentum)
+        velocity[where] += landing.agreed
+        if not self._nesterov:
+            return velocity * self.rate
+        step = velocity * self._momentum
+        step[where] += landing.agreed
+        return step.mul_(self.rate)
+
+    def begin(self, weights: Mapping[str, Tensor]) -> None:
+        """These are the shared weights; velocities begin at zero."""
+        if self.everywhere:
+            self.velocities = {name: torch.zeros_like(each) for name, each in weights.items()}
+
+    def load(self, saved: Any) -> None:
+        """What `velocities` was when a state was saved; checked before anything is changed."""
+        if not isinstance(saved, Mapping) or set(saved) != set(self.velocities):
+            raise StateError("this state has the outer momentum of another model or update rule; attach as it was.")
+        for name, velocity in self.velocities.items():
+            if not isinstance(saved[name], Tensor) or saved[name].numel() != velocity.numel():
+                raise StateError(f"the outer momentum of {name!r} in this state does not fit; load the same model's.")
+            if not bool(torch.isfinite(saved[name]).all()):
+                raise StateError(f"the outer momentum of {name!r} in this state is not finite: it is damaged.")
+        for name, velocity in self.velocities.items():
+            velocity.copy_(saved[name].reshape(-1))

@@ -1,0 +1,96 @@
+"""Landing: what an exchange of weights changes, once it is over.
+
+Each rank steps weights of its own; the shared ones are the same bits on all ranks. What a rank has not sent yet is the
+difference, shared - own, so nothing can be lost by forgetting to store it. An exchange moves the largest differences:
+their mean over ranks leaves the shared weights, and what a rank has sent of its own leaves its difference. Own weights
+may have been stepped on in the meantime; what they moved by since the exchange began stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from spardl.sync.group import Group
+    from spardl.sync.step import Outcome, Part
+    from spardl.sync.synchronizer import Synchronizer
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """What one tensor receives. Positions are flat, in memory order; None is everywhere.
+
+    agreed  the mean over ranks of what was sent, the same on all of them, at the positions `support`
+    sent    what of this rank's difference is gone, at the positions `touched`: it was sent, less what was given back or
+            given here to be kept. A position may occur several times, with the same value
+    """
+
+    support: Tensor | None
+    agreed: Tensor
+    touched: Tensor | None
+    sent: Tensor
+
+    def apply(self, shared: Tensor, own: Tensor, step: Tensor, *, everywhere: bool = False) -> None:
+        """Move shared weights by -`step`, and own weights so that only what was sent is gone from their difference.
+
+        The step is given for the support, or `everywhere`. Where all of a difference was sent, own weights become the
+        shared ones, to the bit.
+        """
+        touched = slice(None) if self.touched is None else self.touched
+        moved = slice(None) if everywhere or self.support is None else self.support
+        left = shared[touched] - own[touched] - self.sent
+        shared[moved] -= step
+        if self.touched is not None:
+            own[moved] -= step
+        own[touched] = shared[touched] - left
+
+
+def landings(group: Group, outcome: Outcome) -> dict[str, Landing]:
+    """What each member of a group that has been exchanged receives. The buffer is of no use afterwards."""
+    return _everywhere(group, outcome) if outcome.averages is None else _somewhere(group, outcome)
+
+
+def _everywhere(group: Group, outcome: Outcome) -> dict[str, Landing]:
+    assert outcome.offered is not None
+    found = {}
+    for part, (first, stop) in _spans(group, outcome.parts):
+        total = torch.empty(stop - first, device=group.buffer.device)
+        group.buffer.read(first, total)
+        found[part.name] = Landing(None, total.mul_(outcome.factor), None, outcome.offered[first:stop])
+    return found
+
+
+def _somewhere(group: Group, outcome: Outcome) -> dict[str, Landing]:
+    assert outcome.averages is not None and group.policy.journal is not None
+    buffer, journal = group.buffer, group.policy.journal
+    positions = journal.positions(torch.empty(0, dtype=torch.long, device=buffer.device))
+    after = buffer.values[positions]
+    journal.undo(buffer)
+    sent = buffer.values[positions] - after
+    natural, order = torch.sort(buffer.natural_positions(positions))
+    sent = sent[order]
+    found = {}
+    for (part, (first, stop)), (support, agreed) in zip(_spans(group, outcome.parts), outcome.averages, strict=True):
+        i, j = torch.searchsorted(natural, torch.tensor([first, stop], device=natural.device)).tolist()
+        touched = natural[i:j] - first
+        found[part.name] = Landing(torch.as_tensor(support), torch.as_tensor(agreed), touched, sent[i:j])
+    return found
+
+
+def _spans(group: Group, parts: Sequence[Part]) -> list[tuple[Part, tuple[int, int]]]:
+    """Where each part lies in the group, in natural order."""
+    return [(part, (at := group.offsets[part.name], at + part.gradient.numel())) for part in parts]
+
+
+def take_landings(sync: Synchronizer) -> dict[str, Landing]:
+    """What all members receive from the last step, if it counts; given out once."""
+    found: dict[str, Landing] = {}
+    for group in sync.groups:
+        found |= group.landings
+        group.landings = {}
+    return found

@@ -1,0 +1,135 @@
+"""Update rules: what is synchronised, gradients before a step or weights after it. No torch here.
+
+With **gradients** (the papers' way) ranks agree on a sparse mean gradient, and all step by it. With **local updates**
+every rank steps its own, unmodified optimizer on weights of its own, and what is exchanged, sparsely, is how far these
+have come from the shared ones. A preset is a published way of doing that, as settings.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spardl.choices import check_choice, check_settings, is_count, is_number, setting
+from spardl.errors import ConfigError
+
+GRADIENTS = "gradients"
+
+
+def _check_every(name: str, given: Any) -> None:
+    if not is_count(given, least=1):
+        raise ConfigError(f"{name}={given!r} is not a number of local steps; give 1 or more.")
+
+
+def _check_delay(name: str, given: Any) -> None:
+    if not is_count(given):
+        raise ConfigError(f"{name}={given!r} is not a number of steps; give 0, or up to every=.")
+
+
+def _check_rate(name: str, given: Any) -> None:
+    if given != "auto" and not (is_number(given) and given > 0):
+        raise ConfigError(f'{name}={given!r} moves nothing; give a positive number, or {name}="auto".')
+
+
+def _check_share(name: str, given: Any) -> None:
+    if not (is_number(given) and 0 <= given < 1):
+        raise ConfigError(f"{name}={given!r} never fades; give a number from 0 to below 1.")
+
+
+def _check_kept(name: str, given: Any) -> None:
+    if not (is_number(given) and 0 < given <= 1):
+        raise ConfigError(f"{name}={given!r} is no share of what waits; give a number above 0, at most 1.")
+
+
+@dataclass(frozen=True)
+class LocalUpdates:
+    """How weights are exchanged that every rank steps by itself."""
+
+    every: int = setting(1, "local steps from one exchange to the next", check=_check_every, metavar="STEPS")
+    delay: int = setting(
+        0,
+        "steps that an exchange may take while training goes on; 0 waits for it",
+        check=_check_delay,
+        metavar="STEPS",
+    )
+    apply: str = setting(
+        "ahead",
+        "what a rank has not sent stays applied to its own weights (ahead), or is kept aside while these become the"
+        " shared ones again (reset)",
+        choices=("ahead", "reset"),
+    )
+    outer: str = setting(
+        "plain",
+        "what moves the shared weights by the agreed mean: plain steps, momentum, or nesterov",
+        choices=("plain", "momentum", "nesterov"),
+    )
+    outer_rate: float | str = setting(
+        "auto",
+        "factor of the agreed mean; auto makes up for entries that only some workers send",
+        check=_check_rate,
+        parse=lambda text: text if text == "auto" else float(text),
+        metavar="RATE",
+    )
+    outer_momentum: float = setting(0.9, "of outer momentum and nesterov", check=_check_share, metavar="SHARE")
+    decay: float = setting(
+        1.0, "what remains, from one exchange to the next, of what waits; 1 loses nothing", check=_check_kept
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.delay > self.every:
+            raise ConfigError(
+                f"an exchange every {self.every} step(s) cannot land {self.delay} steps late; give delay="
+                f"{self.every} or less."
+            )
+        if self.delay and self.apply == "reset":
+            raise ConfigError('apply="reset" waits for every exchange; leave delay out, or use apply="ahead".')
+
+    def rate(self, workers: int, density: float) -> float:
+        """The factor of the agreed mean."""
+        if not isinstance(self.outer_rate, str):
+            return float(self.outer_rate)
+        sparse = self.apply == "ahead" and density < 1.0 and self.outer == "plain"
+        return max(1.0, AUTO_RATE * workers) if sparse else 1.0
+
+
+# Of the sum over workers. A mean counts each move of a weight 1/P, though most were sent by one worker alone.
+AUTO_RATE = 0.75
+
+# Each preset: fields of `LocalUpdates`, and synchronisation settings that it has instead of the defaults.
+PRESETS: dict[str, dict[str, Any]] = {
+    # Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
+    "local-sgd": {"every": 10, "apply": "reset", "outer_rate": 1.0, "density": 1.0},
+    # Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+    "diloco": {
+        "every": 50,
+        "apply": "reset",
+        "outer": "nesterov",
+        "outer_rate": 0.7,
+        "outer_momentum": 0.9,
+        "density": 1.0,
+    },
+}
+
+NAMES = tuple(each.name for each in dataclasses.fields(LocalUpdates))
+RULES = (GRADIENTS, "local", *PRESETS)
+
+
+def resolve(update: "str | LocalUpdates", settings: Mapping[str, Any]) -> "tuple[LocalUpdates | None, dict[str, Any]]":
+    """The update rule, None for gradients, and what of the settings is about synchronisation.
+
+    Raises:
+        ConfigError: no such rule, or a setting of local updates where gradients are synchronised.
+    """
+    own = {name: value for name, value in settings.items() if name in NAMES}
+    others = {name: value for name, value in settings.items() if name not in NAMES}
+    if isinstance(update, LocalUpdates):
+        return dataclasses.replace(update, **own), others
+    check_choice("update", update, RULES)
+    if update == GRADIENTS:
+        if own:
+            raise ConfigError(f'{next(iter(own))} is a setting of local updates; give update="local" too.')
+        return None, others
+    preset = PRESETS.get(update, {})
+    rule = {name: value for name, value in preset.items() if name in NAMES}
+    return LocalUpdates(**{**rule, **own}), {**{n: v for n, v in preset.items() if n not in NAMES}, **others}
