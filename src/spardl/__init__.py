@@ -24,6 +24,7 @@ from spardl.errors import (
     StateError,
     Stopped,
 )
+from spardl.update import LocalUpdates
 from spardl.version import __version__
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from spardl.integrations.attach import attach
     from spardl.integrations.ddp import SparDLState, spardl_hook
     from spardl.integrations.handle import SyncHandle
+    from spardl.integrations.local import LocalSync
     from spardl.integrations.optim.adam import LocalAdam
     from spardl.simulator.cluster import simulate
     from spardl.sync.session import Session
@@ -41,6 +43,7 @@ _LAZY = {
     "attach": "spardl.integrations.attach",
     "forget": "spardl.allreduce",
     "LocalAdam": "spardl.integrations.optim.adam",
+    "LocalSync": "spardl.integrations.local",
     "Session": "spardl.sync.session",
     "SparDLState": "spardl.integrations.ddp",
     "spardl_hook": "spardl.integrations.ddp",
@@ -57,6 +60,8 @@ __all__ = [
     "DataError",
     "DensitySchedule",
     "LocalAdam",
+    "LocalSync",
+    "LocalUpdates",
     "PeerError",
     "ProtocolError",
     "Session",

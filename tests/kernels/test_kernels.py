@@ -292,6 +292,34 @@ def test_a_gradient_is_added_where_it_belongs_and_becomes_what_was_there(kernels
 
 
 @both
+@given(layout=layouts, kind=st.sampled_from(["heavy", "zeros", "denormal", "ties"]), seed=seeds, data=st.data())
+@examples
+def test_a_difference_is_written_where_it_belongs_whatever_was_there(kernels, layout, kind, seed, data):
+    """Both sides stay as they are; so do other blocks, and what lies outside the stretch."""
+    offset, size = stretch(data, layout.length)
+    natural, order = numbers(layout.length, seed), block_order(layout)
+    shared, own = numbers(size, seed + 1, kind), numbers(size, seed + 2, kind)
+    memory, left, right = tensor(natural[order]), tensor(shared), tensor(own)
+    wanted, here = some_blocks(layout, seed, slice(offset, offset + size))
+    assert kernels.differ(memory, layout.starts, layout.chunk, offset, left, right, wanted)
+    natural[offset : offset + size][here] = (shared - own)[here]
+    assert_same_bits(memory, natural[order])
+    assert_same_bits(left, shared)
+    assert_same_bits(right, own)
+
+
+@both
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+@pytest.mark.parametrize("place", [0, 63, 64, 149])
+def test_a_difference_that_is_not_finite_is_noticed(kernels, bad, place):
+    layout, own = BlockLayout.interleaved(150, 3), torch.zeros(150)
+    own[place] = float(bad)
+    memory, blocks = torch.zeros(150), (layout.starts, layout.chunk, 0)
+    assert not kernels.differ(memory, *blocks, torch.ones(150), own, np.ones(3, np.bool_))
+    assert kernels.differ(memory, *blocks, torch.ones(150), torch.zeros(150), np.ones(3, np.bool_))
+
+
+@both
 @given(
     layout=layouts,
     scale=scales,

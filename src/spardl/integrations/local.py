@@ -16,11 +16,12 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -33,6 +34,7 @@ from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.hooks import Hook
+from spardl.integrations.local_state import own_part
 from spardl.integrations.model import COMPILED
 from spardl.integrations.outer import Outer
 from spardl.integrations.passing import PassingDDP
@@ -98,7 +100,8 @@ class LocalSync(SyncHandle):
         self._outer = Outer(rule, rule.rate(transport.workers, config.schedule.final))
         self._outer.begin({name: each.shared for name, each in self._replicas.items()})
         self._steps = 0  # of this rank's optimizers
-        self._offered: tuple[int, Future[bool]] | None = None  # the exchange under way, and since which step
+        self._offered: int | None = None  # the step after which the exchange under way has begun
+        self._future: Future[bool] | None = None  # of it, until it has been fetched
         self._refused = 0  # exchanges in a row
         self._swapped = False
         self._exposed = 0.0
@@ -120,7 +123,7 @@ class LocalSync(SyncHandle):
             raise StateError("the optimizer has stepped shared weights: end `with sync.shared():` before training on.")
         self._steps += 1
         due = self._steps % self.rule.every == 0
-        if self._offered is not None and (due or self._steps >= self._offered[0] + self.rule.delay):
+        if self._offered is not None and (due or self._steps >= self._offered + self.rule.delay):
             self._land()
         if due:
             self._offer()
@@ -131,12 +134,10 @@ class LocalSync(SyncHandle):
         with torch.no_grad():
             self.session.begin(instead=torch.nan)
             self._exchange.offer(self.session, self._replicas, float(self.rule.decay))
-            self._offered = (self._steps, self.session.close())
+            self._offered, self._future = self._steps, self.session.close()
 
     def _land(self) -> None:
         """Wait for the exchange under way, if there is one, and apply what it has brought."""
-        if self._offered is None and not self._exchange.landings:
-            return
         self._fetch()
         self._offered = None
         with torch.no_grad():
@@ -144,11 +145,12 @@ class LocalSync(SyncHandle):
 
     def _fetch(self) -> None:
         """Wait for the exchange under way, and have its landings ready; they change no weight yet."""
-        if self._offered is None or self._exchange.landings:
+        if self._future is None:
             return
         started = time.perf_counter()
-        counted = self._offered[1].result()
+        counted = self._future.result()
         self._exposed += time.perf_counter() - started
+        self._future = None
         if counted:
             self._refused = 0
             self._exchange.collect(self.session)
@@ -242,52 +244,67 @@ class LocalSync(SyncHandle):
         """What *this rank* needs to go on exactly: shared and own weights, controllers, what is under way, and what its
         optimizers and running statistics hold, which are each rank's own. One file per rank."""
         self._settle()
-        state = self.session.state_dict()
-        state["local"] = {
+        landings = {
+            name: {field.name: getattr(each, field.name) for field in fields(Landing)}
+            for name, each in self._exchange.landings.items()
+        }
+        local = {
             "steps": self._steps,
-            "offered": None if self._offered is None else self._offered[0],
+            "offered": self._offered,
             "shared": {name: each.shared.clone() for name, each in self._replicas.items()},
             "own": {name: each.own().clone() for name, each in self._replicas.items()},
             "outer": {name: each.clone() for name, each in self._outer.velocities.items()},
-            "landings": {name: _plain(each) for name, each in self._exchange.landings.items()},
+            "landings": landings,
             "buffers": {name: buffer.clone() for name, buffer in self._model.named_buffers()},
             "optimizers": [each.state_dict() for each in self._optimizers],
         }
-        return state
+        return {**self.session.state_dict(), "local": local}
 
     def gathered_state_dict(self) -> dict[str, Any]:
-        """All ranks' states as one, the same on every rank, to be saved by any of them. Collective."""
-        file = io.BytesIO()
+        """All ranks' states as one, the same on every rank, to be saved by any of them. Collective.
+
+        It loads on every rank, also with another number of workers.
+        """
+        file, transport = io.BytesIO(), self.session.transport
         torch.save(self.state_dict(), file)
-        transport = self.session.transport
         team = Team(tuple(range(transport.workers)), transport.rank)
-        mine = np.frombuffer(file.getbuffer(), np.uint8)
-        texts = run(gather_bytes(team, mine), transport)
+        texts = run(gather_bytes(team, np.frombuffer(file.getbuffer(), np.uint8)), transport)
         states = [torch.load(io.BytesIO(text.tobytes()), weights_only=True) for text in texts]
         return {"version": states[0]["version"], "workers": transport.workers, "ranks": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from this rank's `state_dict`, or from a gathered one, exactly: weights, optimizers and all.
+
+        To be called last, since it holds what model and optimizers have loaded for other ranks.
+
+        Raises:
+            StateError: it is of another rank, world or model, or damaged; nothing was changed.
+        """
         self._settle()
-        own = _own_part(state, self.session.transport.rank, self.session.transport.workers)
-        local = checked(own, self._replicas)
-        self.session.load_state_dict(own)
+        transport = self.session.transport
+        sizes = {name: each.elements for name, each in self._replicas.items()}
+        local = own_part(state, transport.rank, transport.workers, sizes)
+        self._outer.check(local["outer"])
+        self.session.load_state_dict(state)
+        self._load_optimizers(local["optimizers"])
         self._outer.load(local["outer"])
         with torch.no_grad():
             for name, replica in self._replicas.items():
-                replica.shared.copy_(local["shared"][name].reshape(-1))
-                replica.put(local["own"][name].reshape(-1))
-                if replica.master is not None:
-                    replica.master.copy_(local["own"][name].reshape(-1))
+                replica.load(local["shared"][name], local["own"][name])
             for name, buffer in self._model.named_buffers():
                 if name in local["buffers"]:
                     buffer.copy_(local["buffers"][name])
-        for optimizer, saved in zip(self._optimizers, local["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self._steps = local["steps"]
-        self._exchange.landings = {name: Landing(**each) for name, each in local["landings"].items()}
-        self._offered = None
-        if local["offered"] is not None:
-            self._offered = (local["offered"], Future())
+        self._steps, self._offered, self._future = local["steps"], local["offered"], None
+        self._exchange.landings = local["landings"]
+
+    def _load_optimizers(self, saved: list[Any]) -> None:
+        if len(saved) != len(self._optimizers):
+            raise StateError(f"this state has {len(saved)} optimizer(s), not {len(self._optimizers)}; give as many.")
+        for optimizer, state in zip(self._optimizers, saved, strict=True):
+            try:
+                optimizer.load_state_dict(state)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise StateError(f"{type(optimizer).__name__} cannot load its part of this state: {error}") from error
 
     def _settle(self) -> None:
         """Have what is under way arrived. It lands when its time has come, as if nobody had asked."""
@@ -302,9 +319,7 @@ class LocalSync(SyncHandle):
         self._exchange.landings, self._offered = {}, None
         with torch.no_grad():
             for replica in self._replicas.values():
-                if replica.master is not None:
-                    replica.master = replica.parameter.detach().float().reshape(-1).clone()
-                replica.shared.copy_(replica.own())
+                replica.begin()
 
 
 def stepped_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Parameter]:
@@ -325,47 +340,3 @@ def stepped_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dic
     if any(not parameter.is_floating_point() for parameter in found.values()):
         raise ConfigError("complex parameters cannot be synchronised sparsely; step them by an optimizer of their own.")
     return found
-
-
-def _plain(landing: Landing) -> dict[str, Tensor | None]:
-    return {
-        "support": landing.support,
-        "agreed": landing.agreed,
-        "touched": landing.touched,
-        "sent": landing.sent,
-    }
-
-
-def _own_part(state: Mapping[str, Any], rank: int, workers: int) -> Mapping[str, Any]:
-    """This rank's part of a state, which may have been gathered from all ranks."""
-    if not isinstance(state, Mapping) or "ranks" not in state:
-        return state
-    states = state["ranks"]
-    if not isinstance(states, list) or len(states) != workers:
-        raise StateError(
-            f"this state was gathered from {len(states) if isinstance(states, list) else 'no'} ranks, and here are"
-            f" {workers}; load the shared weights into the model instead, and begin anew with them."
-        )
-    part: Mapping[str, Any] = states[rank]
-    return part
-
-
-def checked(state: Mapping[str, Any], replicas: Mapping[str, Replica]) -> Mapping[str, Any]:
-    """The part of a state that is about local updates, if it fits these weights.
-
-    Raises:
-        StateError: it does not.
-    """
-    local = state.get("local") if isinstance(state, Mapping) else None
-    if not isinstance(local, Mapping):
-        raise StateError("this state is not one of local updates; attach as when it was saved.")
-    for kind in ("shared", "own"):
-        tensors = local.get(kind)
-        if not isinstance(tensors, Mapping) or set(tensors) != set(replicas):
-            raise StateError(f"the {kind} weights of this state are another model's; load the state of the same model.")
-        for name, tensor in tensors.items():
-            if not isinstance(tensor, Tensor) or tensor.numel() != replicas[name].elements:
-                raise StateError(f"the {kind} weights {name!r} of this state have another size; load the same model's.")
-            if not bool(torch.isfinite(tensor).all()):
-                raise StateError(f"the {kind} weights {name!r} of this state are not finite: it is damaged.")
-    return local

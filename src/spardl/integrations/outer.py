@@ -1,7 +1,6 @@
 """Outer optimizers: how the shared weights follow what ranks have agreed on."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,14 +46,12 @@ class Outer:
         if self.everywhere:
             self.velocities = {name: torch.zeros_like(each) for name, each in weights.items()}
 
-    def load(self, saved: Any) -> None:
-        """What `velocities` was when a state was saved; checked before anything is changed."""
-        if not isinstance(saved, Mapping) or set(saved) != set(self.velocities):
-            raise StateError("this state has the outer momentum of another model or update rule; attach as it was.")
-        for name, velocity in self.velocities.items():
-            if not isinstance(saved[name], Tensor) or saved[name].numel() != velocity.numel():
-                raise StateError(f"the outer momentum of {name!r} in this state does not fit; load the same model's.")
-            if not bool(torch.isfinite(saved[name]).all()):
-                raise StateError(f"the outer momentum of {name!r} in this state is not finite: it is damaged.")
+    def check(self, saved: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` if these, whose sizes are right, are not velocities of this rule."""
+        if set(saved) != set(self.velocities):
+            raise StateError("this state has outer momentum where there is none here, or none; attach as it was saved.")
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """What `velocities` was when a state was saved, and was checked."""
         for name, velocity in self.velocities.items():
             velocity.copy_(saved[name].reshape(-1))

@@ -19,6 +19,19 @@ class Replica:
         self.master = None if _is_plain(parameter) else in_memory_order(parameter).float().clone()
         self.shared = self.own().clone()
 
+    def begin(self) -> None:
+        """What the parameter holds now is shared."""
+        if self.master is not None:
+            self.master.copy_(in_memory_order(self.parameter).float())
+        self.shared.copy_(self.own())
+
+    def load(self, shared: Tensor, own: Tensor) -> None:
+        """Both, as they were saved."""
+        self.shared.copy_(shared.reshape(-1))
+        if self.master is not None:
+            self.master.copy_(own.reshape(-1))
+        self.put(own.reshape(-1))
+
     def own(self) -> Tensor:
         """This rank's weights, flat; what the optimizer has done since the last look is in them."""
         if self.master is None:

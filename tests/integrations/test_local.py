@@ -1,0 +1,591 @@
+"""Local updates on real processes: any module, any optimizer, and weights that all ranks share to the bit."""
+
+import copy
+import os
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, AdamW
+
+import spardl
+from processes import on_processes
+from spardl.update import RULES as UPDATES
+from training import all_equal, loss_of, mlp, sgd, train, weights_of
+
+LOCAL = {"update": "local", "dense_below": 0, "timeout": 30}
+
+
+def attach(model, optimizer, **settings):
+    return spardl.attach(model, optimizer=optimizer, **{**LOCAL, **settings})
+
+
+def shared_weights(sync, model):
+    with sync.shared():
+        return weights_of(model).clone()
+
+
+# --- as dense as can be -----------------------------------------------------------------------------------------------
+
+
+def _as_ddp(rank, workers, wrap, settings):
+    theirs = DistributedDataParallel(mlp())
+    train(theirs, sgd(theirs), range(6))
+    ours = mlp(seed=rank)  # only rank 0's weights count
+    ours = DistributedDataParallel(ours) if wrap else ours
+    optimizer = sgd(ours)
+    sync = attach(ours, optimizer, density=1.0, **settings)
+    train(ours, optimizer, range(6))
+    return weights_of(theirs), weights_of(ours), shared_weights(sync, ours)
+
+
+@pytest.mark.parametrize("wrap", [False, True], ids=["module", "ddp"])
+@pytest.mark.parametrize("settings", [{}, {"apply": "reset"}], ids=["ahead", "reset"])
+def test_at_density_one_plain_sgd_gives_what_ddp_gives(wrap, settings):
+    """A mean of weights after one step each is the mean of gradients; DDP's own all-reduce is off."""
+    ranks = on_processes(2, _as_ddp, wrap, settings)
+    assert all_equal(ours for _, ours, _ in ranks) and all_equal(shared for _, _, shared in ranks)
+    for theirs, ours, shared in ranks:
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=3e-6)
+        assert torch.equal(ours, shared)
+
+
+# --- nothing is lost --------------------------------------------------------------------------------------------------
+
+
+class Ramp(nn.Module):
+    """Its gradient is the same wherever it stands, so that where it must end is known."""
+
+    def __init__(self, slope):
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(slope.numel()))
+        self.register_buffer("slope", slope, persistent=False)
+
+    def forward(self):
+        return self.weights @ self.slope
+
+
+def _slope(rank):
+    return torch.randn(400, generator=torch.Generator().manual_seed(rank)) ** 3
+
+
+def _walk(rank, workers, settings, steps):
+    model = Ramp(torch.zeros(400))
+    optimizer = SGD(model.parameters(), lr=0.5)
+    sync = attach(model, optimizer, outer_rate=1.0, **settings)
+    model.slope = _slope(rank)
+    shared = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
+        shared.append(shared_weights(sync, model))
+    model.slope = torch.zeros(400)
+    sync.flush()
+    return weights_of(model), torch.stack(shared)
+
+
+WALKS = [
+    {"density": 0.01},
+    {"density": 0.01, "delay": 1},
+    {"density": 0.02, "every": 3},
+    {"density": 0.02, "every": 4, "delay": 2},
+    {"density": 0.02, "every": 2, "delay": 2, "method": "topka", "values": "int8"},
+    {"density": 0.05, "method": "exdyna", "delay": 1},
+    {"density": 0.02, "apply": "reset"},
+    {"density": 0.02, "apply": "reset", "every": 3, "method": "topkdsa"},
+    {"density": 0.02, "groups": 150, "delay": 1},
+    {"density": spardl.DensitySchedule(0.02, start=0.5, steps=5, dense_steps=2), "delay": 1},
+]
+
+
+@pytest.mark.parametrize("settings", WALKS, ids=str)
+def test_after_a_flush_every_move_of_every_rank_has_counted_once(settings):
+    """What is under way is not offered again, and what waits is not lost, whatever lands when."""
+    ranks = on_processes(3, _walk, settings, 13)
+    assert all_equal(weights for weights, _ in ranks)
+    assert all_equal(shared for _, shared in ranks), "shared weights differ between ranks in some step"
+    slopes = torch.stack([_slope(rank) for rank in range(3)])
+    expected = -0.5 * 13 * slopes.double().mean(0)
+    scale = 0.5 * 13 * slopes.abs().double().mean(0)
+    assert ((ranks[0][0].double() - expected).abs() <= 1e-5 * scale + 1e-6).all()
+
+
+# --- shared weights ---------------------------------------------------------------------------------------------------
+
+
+def _look(rank, workers, settings):
+    model = mlp()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    sync = attach(model, optimizer, density=0.05, **settings)
+    train(model, optimizer, range(5))
+    own = weights_of(model)
+    shared = shared_weights(sync, model)
+    kept = torch.equal(weights_of(model), own)
+    train(model, optimizer, range(5, 8))
+    looked = weights_of(model)
+
+    other = mlp()
+    optimizer = AdamW(other.parameters(), lr=1e-2)
+    attach(other, optimizer, density=0.05, **settings)
+    train(other, optimizer, range(8))
+    return own, shared, kept, torch.equal(looked, weights_of(other))
+
+
+@pytest.mark.parametrize("settings", [{}, {"delay": 1}, {"outer": "nesterov", "outer_rate": 0.5}], ids=str)
+def test_looking_at_shared_weights_changes_nothing(settings):
+    ranks = on_processes(2, _look, settings)
+    assert all_equal(shared for _, shared, _, _ in ranks)
+    assert not torch.equal(ranks[0][0], ranks[1][0]), "ranks have no weights of their own"
+    assert all(kept and same for _, _, kept, same in ranks)
+
+
+def _step_inside(rank, workers):
+    model = mlp()
+    optimizer = sgd(model)
+    sync = attach(model, optimizer)
+    with sync.shared():
+        try:
+            train(model, optimizer, range(1))
+        except spardl.StateError as error:
+            return str(error)
+    return ""
+
+
+def test_stepping_shared_weights_is_an_error():
+    assert all("sync.shared()" in text for text in on_processes(2, _step_inside))
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Linear(30, 5)
+
+    def forward(self, inputs):
+        return self.last(torch.relu(self.norm(self.first(inputs))))
+
+
+def _flush(rank, workers, wrap):
+    model = DistributedDataParallel(Normed()) if wrap else Normed()
+    optimizer = sgd(model, momentum=0.9)
+    sync = attach(model, optimizer, density=0.02, delay=1)
+    train(model, optimizer, range(4))
+    norm = (model.module if wrap else model).norm
+    before = norm.running_mean.clone()
+    sync.flush()
+    return before, norm.running_mean.clone(), weights_of(model)
+
+
+@pytest.mark.parametrize("wrap", [False, True], ids=["module", "ddp"])
+def test_a_flush_leaves_the_same_model_everywhere_with_the_mean_of_running_statistics(wrap):
+    ranks = on_processes(2, _flush, wrap)
+    assert not torch.equal(ranks[0][0], ranks[1][0])
+    assert all_equal(mean for _, mean, _ in ranks) and all_equal(weights for _, _, weights in ranks)
+    torch.testing.assert_close(ranks[0][1], (ranks[0][0] + ranks[1][0]) / 2)
+
+
+# --- other people's loops ---------------------------------------------------------------------------------------------
+
+
+def _everyday(rank, workers):
+    """Accumulation, clipping, a schedule, decay by groups, two optimizers: each as its author wrote it."""
+    model = mlp()
+    decays = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    optimizers = [AdamW([{"params": decays[:2], "weight_decay": 0.1}, {"params": others}], lr=1e-2)]
+    optimizers.append(SGD(decays[2:], lr=0.05, momentum=0.9, nesterov=True))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizers[0], max_lr=2e-2, total_steps=20)
+    before = [{k: v for k, v in g.items() if k != "params"} for o in optimizers for g in o.param_groups]
+    sync = spardl.attach(model, optimizer=optimizers, density=0.05, **LOCAL)
+    after = [{k: v for k, v in g.items() if k != "params"} for o in optimizers for g in o.param_groups]
+    assert before == after, "attach has changed an optimizer"
+    first = last = 0.0
+    for _ in range(20):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for part in range(2):
+            loss = loss_of(model, rank, part) / 2
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        schedule.step()
+        first, last = first or loss.item(), loss.item()
+    return first, last, shared_weights(sync, model), sync.stats().total.steps
+
+
+def test_accumulation_clipping_schedules_groups_and_several_optimizers_need_nothing():
+    ranks = on_processes(2, _everyday)
+    assert all_equal(weights for _, _, weights, _ in ranks)
+    assert all(last < 0.7 * first and steps == 20 for first, last, _, steps in ranks)
+
+
+def _scaled(rank, workers, given):
+    model = mlp()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    sync = attach(model, optimizer, density=0.05, scaler=scaler if given else None)
+    moved = []
+    for step in range(6):
+        before = weights_of(model)
+        optimizer.zero_grad()
+        loss = loss_of(model, rank, step)
+        if step == 2 and rank == 1:
+            loss = loss * torch.inf
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        moved.append(not torch.equal(weights_of(model), before))
+    return moved, shared_weights(sync, model), scaler.get_scale()
+
+
+def test_a_rank_whose_scaler_skips_a_step_moves_nothing_and_keeps_nobody_waiting():
+    """The others go on, and scales are each rank's own."""
+    (_, first, scale), (_, second, other) = on_processes(2, _scaled, True)
+    assert torch.equal(first, second) and first.isfinite().all() and scale != other
+
+
+def test_a_scaler_that_attach_does_not_know_is_an_error():
+    for kind, text in on_processes(2, _scaled, False, expect="any"):
+        assert kind == "raised" and "Pass scaler=" in text
+
+
+def _narrow(rank, workers):
+    """Steps so small that bf16 cannot hold their sum: the float32 master does."""
+    model = nn.Linear(50, 20).to(torch.bfloat16)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    sync = attach(model, optimizer, density=1.0, outer_rate=1.0)
+    start = model.weight.detach().clone()
+    for _ in range(8):
+        optimizer.zero_grad()
+        # Rank 0 moves by one rounding step of bf16, the others not at all: the mean is half a rounding step.
+        loss = (model.weight * (2.0**-7 if rank == 0 else 0.0)).sum()
+        loss.backward()
+        optimizer.step()
+    return start.float(), model.weight.detach().float(), shared_weights(sync, model)
+
+
+def test_parameters_of_sixteen_bits_keep_a_float32_master():
+    for start, end, _ in on_processes(2, _narrow):
+        torch.testing.assert_close(end, start - 8 * 2.0**-8, rtol=0, atol=2.0**-8)
+
+
+def _layouts(rank, workers):
+    """channels_last and transposed memory."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 5)).to(memory_format=torch.channels_last)
+    model[2].weight = nn.Parameter(model[2].weight.detach().t().contiguous().t())
+    optimizer = sgd(model)
+    sync = attach(model, optimizer, density=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(step + rank))).square().sum().backward()
+        optimizer.step()
+    return shared_weights(sync, model), model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_other_memory_formats_stay_what_they_are():
+    ranks = on_processes(2, _layouts)
+    assert all_equal(weights for weights, _ in ranks) and all(kept for _, kept in ranks)
+
+
+def _copies(rank, workers):
+    model = DistributedDataParallel(mlp())
+    optimizer = sgd(model)
+    sync = attach(model, optimizer, density=0.05)
+    train(model, optimizer, range(2))
+    other = copy.deepcopy(model.module)
+    other.load_state_dict(mlp(seed=9).state_dict())
+    before = weights_of(model)
+    sync.session.check()
+    return torch.equal(before, weights_of(model)), weights_of(other)
+
+
+def test_a_copy_of_the_model_is_a_plain_one():
+    assert all(same for same, _ in on_processes(2, _copies))
+
+
+def _detach(rank, workers):
+    model = DistributedDataParallel(mlp())
+    optimizer = sgd(model)
+    sync = attach(model, optimizer, density=0.02, delay=1)
+    train(model, optimizer, range(3))
+    sync.detach()
+    start = weights_of(model)
+    theirs = DistributedDataParallel(mlp())
+    with torch.no_grad():
+        for mine, other in zip(theirs.parameters(), model.parameters(), strict=True):
+            mine.copy_(other)
+    train(model, optimizer, range(3, 6))
+    train(theirs, sgd(theirs), range(3, 6))
+    return start, weights_of(model), weights_of(theirs)
+
+
+def test_after_detach_all_ranks_have_one_model_and_ddp_averages_again():
+    ranks = on_processes(2, _detach)
+    assert all_equal(start for start, _, _ in ranks) and all_equal(end for _, end, _ in ranks)
+    for _, end, theirs in ranks:
+        torch.testing.assert_close(end, theirs, rtol=1e-5, atol=3e-6)
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def _poisoned(rank, workers):
+    model = mlp()
+    optimizer = sgd(model)
+    sync = attach(model, optimizer, density=0.05)
+    train(model, optimizer, range(2))
+    before = shared_weights(sync, model)
+    if rank == 1:
+        with torch.no_grad():
+            model[0].bias[3] = torch.nan
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(model, SGDStill(optimizer), range(2, 3))
+    texts = [str(each.message) for each in caught if issubclass(each.category, spardl.SparDLWarning)]
+    after = shared_weights(sync, model)
+    try:
+        train(model, SGDStill(optimizer), range(3, 20))
+    except spardl.StateError as error:
+        texts.append(str(error))
+    return torch.equal(before, after), texts
+
+
+class SGDStill:
+    """Steps without moving anything, so that one NaN stays one."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    def step(self):
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        self.optimizer.step()
+
+
+def test_weights_that_are_not_finite_are_told_on_all_ranks_and_nothing_is_sent():
+    (first, told), (second, own) = on_processes(2, _poisoned)
+    assert first and second
+    assert "some rank's weights" in told[0] and "'0.bias'" in own[0]
+    assert "10 exchanges in a row" in told[-1] and "10 exchanges in a row" in own[-1]
+
+
+def _die(rank, workers, delay):
+    model = mlp()
+    optimizer = sgd(model)
+    sync = attach(model, optimizer, density=0.05, delay=delay, timeout=20)
+    train(model, optimizer, range(2))
+    if rank == 1:
+        os._exit(0)
+    own = weights_of(model)
+    try:
+        for step in range(2, 6):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0
+            optimizer.step()
+    except spardl.PeerError as error:
+        return error.peer, torch.equal(own, weights_of(model)) or delay == 1, sync.state_dict is not None
+    return None, False, False
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_rank_that_dies_is_named(delay):
+    outcomes = on_processes(2, _die, delay, expect="any")
+    assert outcomes[1] == ("died", None)
+    assert outcomes[0] == ("returned", (1, True, True))
+
+
+def _refuse(rank, workers):
+    texts = []
+    for settings in (
+        {"optimizer": None},
+        {"clip_norm": 1.0},
+        {"merge": "exact"},
+        {"update": "lokal"},
+        {"delay": 2},
+        {"apply": "reset", "delay": 1},
+        {"every": 0},
+        {"outer_rate": 0},
+        {"decay": 0},
+        {"update": "gradients", "every": 3},
+    ):
+        model = mlp()
+        given = {"optimizer": sgd(model), **LOCAL, **settings}
+        try:
+            spardl.attach(model, **given)
+            texts.append("")
+        except spardl.ConfigError as error:
+            texts.append(str(error))
+    return texts
+
+
+def test_settings_that_cannot_work_are_refused_with_a_sentence():
+    expected = ["optimizer=", "clip gradients as usual", "merge", "local", "delay=1", "reset", "every=", "outer_rate="]
+    expected += ["decay=", 'update="local"']
+    for texts in on_processes(1, _refuse):
+        for text, word in zip(texts, expected, strict=True):
+            assert word in text and text.endswith(".")
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+RULES = [
+    {},
+    {"delay": 1},
+    {"every": 3, "delay": 2},
+    {"outer": "nesterov", "outer_rate": 0.5, "delay": 1},
+    {"apply": "reset", "decay": 0.9, "every": 2},
+    {"method": "exdyna", "delay": 1},
+]
+
+
+def _parts(settings, seed=0):
+    model = Normed()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    return model, optimizer, attach(model, optimizer, density=0.05, **settings)
+
+
+def _facts(model, optimizer, sync):
+    moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    buffers = [buffer.float().flatten() for buffer in model.buffers()]
+    return torch.cat([weights_of(model), shared_weights(sync, model), *map(torch.flatten, moments), *buffers])
+
+
+def _resume(rank, workers, settings, gathered):
+    model, optimizer, sync = _parts(settings)
+    train(model, optimizer, range(4))
+    state = sync.gathered_state_dict() if gathered else sync.state_dict()
+    saved = copy.deepcopy(state)
+    train(model, optimizer, range(4, 9))
+    uninterrupted = _facts(model, optimizer, sync)
+
+    model, optimizer, sync = _parts(settings)
+    train(model, optimizer, range(20, 22))  # whatever was there before is forgotten
+    sync.load_state_dict(saved)
+    train(model, optimizer, range(4, 9))
+    return uninterrupted, _facts(model, optimizer, sync)
+
+
+@pytest.mark.parametrize("settings", RULES, ids=str)
+@pytest.mark.parametrize("gathered", [False, True], ids=["own", "gathered"])
+def test_resuming_equals_not_having_stopped_bit_for_bit(settings, gathered):
+    """Weights, moments and running statistics; saving in between changes nothing either."""
+    for uninterrupted, resumed in on_processes(2, _resume, settings, gathered):
+        assert torch.equal(uninterrupted, resumed)
+
+
+def _gather(rank, workers):
+    model, optimizer, sync = _parts({"delay": 1})
+    train(model, optimizer, range(4))
+    return weights_of(model), shared_weights(sync, model), sync.gathered_state_dict()
+
+
+def _spread(rank, workers, state):
+    model, optimizer, sync = _parts({"delay": 1})
+    sync.load_state_dict(state)
+    found = weights_of(model), shared_weights(sync, model)
+    train(model, optimizer, range(2))
+    return found, shared_weights(sync, model)
+
+
+def test_a_gathered_state_loads_with_another_number_of_workers():
+    """Shared weights are what they were, and every rank begins at the mean of all own ones."""
+    saved = on_processes(2, _gather)
+    mean = torch.stack([own for own, _, _ in saved]).double().mean(0)
+    ranks = on_processes(3, _spread, saved[0][2])
+    for (own, shared), _ in ranks:
+        assert torch.equal(shared, saved[0][1])
+        torch.testing.assert_close(own.double(), mean, rtol=1e-6, atol=1e-7)
+    assert all_equal(weights for _, weights in ranks)
+
+
+def _damage(rank, workers):
+    model, optimizer, sync = _parts({"delay": 1})
+    train(model, optimizer, range(3))
+    good, texts = sync.state_dict(), []
+
+    def attempt(change):
+        state = copy.deepcopy(good)
+        change(state)
+        before = _facts(model, optimizer, sync)
+        try:
+            sync.load_state_dict(state)
+            texts.append("loaded")
+        except spardl.StateError as error:
+            texts.append(str(error))
+        assert torch.equal(before, _facts(model, optimizer, sync)), "something was changed"
+
+    landings = good["local"]["landings"]
+    name = max(landings, key=lambda each: landings[each]["touched"].numel())
+    landing = landings[name]
+    attempt(lambda state: state.update(rank=1 - rank))
+    attempt(lambda state: state.pop("local"))
+    attempt(lambda state: state["local"]["own"].pop(name))
+    attempt(lambda state: state["local"]["own"].update({name: torch.zeros(1)}))
+    attempt(lambda state: state["local"]["shared"][name].fill_(torch.nan))
+    attempt(lambda state: state["local"]["landings"][name].update(touched=torch.full_like(landing["touched"], 10**9)))
+    attempt(lambda state: state["local"]["landings"][name].update(sent=landing["sent"] * torch.nan))
+    attempt(lambda state: state["local"]["landings"][name].pop("sent"))
+    attempt(lambda state: state["local"].update(steps=-1))
+    attempt(lambda state: state["local"].update(optimizers=[]))
+    return texts
+
+
+def test_a_state_of_another_place_or_a_damaged_one_is_refused_and_nothing_is_changed():
+    for texts in on_processes(2, _damage):
+        assert len(texts) == 10 and all(text != "loaded" and text.endswith((".", "one.")) for text in texts), texts
+
+
+def _reload(rank, workers):
+    model = mlp()
+    optimizer = sgd(model)
+    sync = attach(model, optimizer, density=0.05, delay=1)
+    train(model, optimizer, range(3))
+    model.load_state_dict(mlp(seed=5).state_dict())
+    loaded = shared_weights(sync, model)
+    train(model, optimizer, range(3, 5))
+    return torch.equal(loaded, weights_of(mlp(seed=5))), shared_weights(sync, model)
+
+
+def test_weights_that_the_model_loads_are_the_shared_ones_from_then_on():
+    """Not a difference that would have to be sent."""
+    ranks = on_processes(2, _reload)
+    assert all(same for same, _ in ranks) and all_equal(weights for _, weights in ranks)
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
+
+
+def _preset(rank, workers, name, settings):
+    model = mlp()
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    sync = spardl.attach(model, optimizer=optimizer, update=name, timeout=30, dense_below=0, **settings)
+    losses = []
+    for step in range(40):
+        optimizer.zero_grad()
+        loss = loss_of(model, rank, step % 2)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return shared_weights(sync, model), losses[0], losses[-1], sync.stats().total.steps
+
+
+@pytest.mark.parametrize("name", [name for name in UPDATES if name not in ("gradients", "local")])
+def test_every_preset_trains(name):
+    ranks = on_processes(2, _preset, name, {"every": 4} if name != "demo" else {})
+    assert all_equal(weights for weights, _, _, _ in ranks)
+    assert all(last < first and steps == (40 if name == "demo" else 10) for _, first, last, steps in ranks)
