@@ -6,6 +6,7 @@ have come from the shared ones. A preset is a published way of doing that, as se
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +61,9 @@ class LocalUpdates:
     )
     outer: str = setting(
         "plain",
-        "what moves the shared weights by the agreed mean: plain steps, momentum, or nesterov",
-        choices=("plain", "momentum", "nesterov"),
+        "what moves the shared weights by the agreed mean: plain steps, momentum, nesterov, or sign, a step of the"
+        " learning rate in the direction of each entry",
+        choices=("plain", "momentum", "nesterov", "sign"),
     )
     outer_rate: float | str = setting(
         "auto",
@@ -72,7 +74,15 @@ class LocalUpdates:
     )
     outer_momentum: float = setting(0.9, "of outer momentum and nesterov", check=_check_share, metavar="SHARE")
     decay: float = setting(
-        1.0, "what remains, from one exchange to the next, of what waits; 1 loses nothing", check=_check_kept
+        1.0,
+        "what remains, from one exchange to the next, of what waits; 1 loses nothing",
+        check=_check_kept,
+        metavar="SHARE",
+    )
+    transform: str = setting(
+        "none",
+        "what entries are selected of: weights, or with reset, dct coefficients of tiles of 64 x 64",
+        choices=("none", "dct"),
     )
 
     def __post_init__(self) -> None:
@@ -82,6 +92,10 @@ class LocalUpdates:
                 f"an exchange every {self.every} step(s) cannot land {self.delay} steps late; give delay="
                 f"{self.every} or less."
             )
+        if self.transform != "none" and self.apply != "reset":
+            raise ConfigError(f'transform="{self.transform}" keeps what waits aside; give apply="reset" too.')
+        if self.outer == "sign" and self.outer_rate != "auto":
+            raise ConfigError('outer="sign" steps by the optimizer\'s own learning rate; leave outer_rate out.')
         if self.delay and self.apply == "reset":
             raise ConfigError('apply="reset" waits for every exchange; leave delay out, or use apply="ahead".')
 
@@ -89,12 +103,15 @@ class LocalUpdates:
         """The factor of the agreed mean."""
         if not isinstance(self.outer_rate, str):
             return float(self.outer_rate)
-        sparse = self.apply == "ahead" and density < 1.0 and self.outer == "plain"
-        return max(1.0, AUTO_RATE * workers) if sparse else 1.0
+        if self.apply == "reset" or self.outer != "plain":
+            return 1.0
+        return float(workers ** (AUTO_POWER * min(1.0, math.log(density) / math.log(AUTO_DENSITY))))
 
 
-# Of the sum over workers. A mean counts each move of a weight 1/P, though most were sent by one worker alone.
-AUTO_RATE = 0.75
+# A mean counts a move of one worker alone as 1/P of a move. So sparse means are too short, the more so the more workers
+# there are and the fewer entries two of them send together: by P**0.8 at 1 % and below, by nothing where all is sent.
+AUTO_POWER = 0.8
+AUTO_DENSITY = 0.01
 
 # Each preset: fields of `LocalUpdates`, and synchronisation settings that it has instead of the defaults.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -108,6 +125,27 @@ PRESETS: dict[str, dict[str, Any]] = {
         "outer_rate": 0.7,
         "outer_momentum": 0.9,
         "density": 1.0,
+    },
+    # Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025. `mean="senders"` as released.
+    "sparseloco": {
+        "every": 15,
+        "apply": "reset",
+        "decay": 0.95,
+        "outer_rate": 1.0,
+        "method": "chunktopk",
+        "density": 1 / 32,
+    },
+    # Peng, Quesnelle and Kingma, "Decoupled Momentum Optimization", 2024. Its optimizer is plain SGD, and what decays
+    # here is its momentum.
+    "demo": {
+        "every": 1,
+        "apply": "reset",
+        "decay": 0.999,
+        "outer": "sign",
+        "transform": "dct",
+        "method": "chunktopk",
+        "mean": "senders",
+        "density": 1 / 128,
     },
 }
 

@@ -5,10 +5,12 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
+from spardl.integrations import dct
 from spardl.integrations.outer import Outer
 from spardl.integrations.replica import Replica
 from spardl.sync.landing import Landing, take_landings
 from spardl.sync.session import Session
+from spardl.update import LocalUpdates
 
 Replicas = Mapping[str, Replica]
 
@@ -31,13 +33,17 @@ class Exchange(Protocol):
         """Apply the landings."""
         ...
 
+    def waiting(self, session: Session) -> dict[str, Tensor]:
+        """What of earlier exchanges waits beside the weights, by name; it is the caller's from now on."""
+        ...
+
 
 class Ahead:
     """What a rank has not sent stays applied to its weights: the difference is the residual, and is not stored."""
 
     of_weights: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, rule: LocalUpdates) -> None:
         self.landings: dict[str, Landing] = {}
 
     def offer(self, session: Session, replicas: Replicas, decay: float) -> None:
@@ -58,14 +64,18 @@ class Ahead:
             replica.show()
         self.landings = {}
 
+    def waiting(self, session: Session) -> dict[str, Tensor]:
+        return {}
+
 
 class Reset:
     """Own weights become the shared ones at every exchange; what was not sent waits in the session's residuals."""
 
     of_weights: ClassVar[bool] = False
 
-    def __init__(self) -> None:
+    def __init__(self, rule: LocalUpdates) -> None:
         self.landings: dict[str, Landing] = {}
+        self.coefficients = rule.transform == "dct"
         self._moves: dict[str, Tensor] = {}
 
     def offer(self, session: Session, replicas: Replicas, decay: float) -> None:
@@ -73,11 +83,14 @@ class Reset:
             for group in session.sync.groups:
                 group.buffer.values.mul_(decay)
         self._moves = {name: replica.shared - replica.own() for name, replica in replicas.items()}
+        if self.coefficients:
+            self._moves = {name: dct.forward(move) for name, move in self._moves.items()}
         for name, move in self._moves.items():
             session.submit(name, move)
 
     def collect(self, session: Session) -> None:
-        self.landings = {name: Landing(None, agreed, None, agreed) for name, agreed in self._moves.items()}
+        moves = {name: dct.inverse(move) for name, move in self._moves.items()} if self.coefficients else self._moves
+        self.landings = {name: Landing(None, agreed, None, agreed) for name, agreed in moves.items()}
         self._moves = {}
 
     def land(self, replicas: Replicas, outer: Outer) -> None:
@@ -87,3 +100,9 @@ class Reset:
             replica.own().copy_(replica.shared)
             replica.show()
         self.landings = {}
+
+    def waiting(self, session: Session) -> dict[str, Tensor]:
+        kept = {name: kept.residual for name, kept in session.sync.kept().items()}
+        for group in session.sync.groups:
+            group.buffer.values.zero_()
+        return {name: dct.inverse(each) for name, each in kept.items()} if self.coefficients else kept

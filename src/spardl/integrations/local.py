@@ -80,7 +80,7 @@ class LocalSync(SyncHandle):
         self._model, self._optimizers = model, list(optimizers)
         self._passing = PassingDDP.of(model)
         parameters = stepped_parameters(model, optimizers)
-        exchange: Exchange = EXCHANGES[rule.apply]()
+        exchange: Exchange = EXCHANGES[rule.apply](rule)
         self._exchange = exchange
         self.session = Session.open(
             [Member(name, each.numel()) for name, each in reversed(parameters.items())],
@@ -97,7 +97,7 @@ class LocalSync(SyncHandle):
         for tensor in (*parameters.values(), *ranks.float_buffers(model)):
             ranks.take_from_first(tensor, transport)
         self._replicas = {name: Replica(parameters[name]) for name in reversed(parameters)}
-        self._outer = Outer(rule, rule.rate(transport.workers, config.schedule.final))
+        self._outer = Outer(rule, rule.rate(transport.workers, config.schedule.final), self._optimizers)
         self._outer.begin({name: each.shared for name, each in self._replicas.items()})
         self._steps = 0  # of this rank's optimizers
         self._offered: int | None = None  # the step after which the exchange under way has begun
@@ -203,7 +203,7 @@ class LocalSync(SyncHandle):
         session, transport = self.session, self.session.transport
         session.wait()
         with torch.no_grad():
-            left = {} if session.sync.of_weights else {n: k.residual for n, k in session.sync.kept().items()}
+            left = self._exchange.waiting(session)
             for name, replica in self._replicas.items():
                 own = replica.own()
                 difference = replica.shared - own
@@ -213,8 +213,6 @@ class LocalSync(SyncHandle):
                 replica.shared -= difference / transport.workers
                 own.copy_(replica.shared)
                 replica.show()
-            for group in session.sync.groups:
-                group.buffer.values.zero_()
             for buffer in ranks.float_buffers(self._model):
                 ranks.average(buffer, transport)
 

@@ -1,9 +1,10 @@
 """Outer optimizers: how the shared weights follow what ranks have agreed on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from spardl.errors import StateError
 from spardl.sync.landing import Landing
@@ -11,17 +12,19 @@ from spardl.update import LocalUpdates
 
 
 class Outer:
-    """Plain steps, or momentum with a velocity per parameter, which is the same on all ranks.
+    """Plain steps, signs, or momentum with a velocity per parameter, which is the same on all ranks.
 
     A plain step touches the agreed entries alone. Momentum moves every weight at every exchange: one more float32 copy,
     and a pass over it.
     """
 
-    def __init__(self, rule: LocalUpdates, rate: float) -> None:
+    def __init__(self, rule: LocalUpdates, rate: float, optimizers: Sequence[Optimizer] = ()) -> None:
         self.rate = rate
         self.velocities: dict[str, Tensor] = {}
-        self._momentum = 0.0 if rule.outer == "plain" else float(rule.outer_momentum)
+        self._momentum = float(rule.outer_momentum) if rule.outer in ("momentum", "nesterov") else 0.0
         self._nesterov = rule.outer == "nesterov"
+        self._signs = rule.outer == "sign"
+        self._optimizers = optimizers
 
     @property
     def everywhere(self) -> bool:
@@ -30,6 +33,8 @@ class Outer:
 
     def step(self, name: str, landing: Landing) -> Tensor:
         """What to take off the shared weights of this name."""
+        if self._signs:
+            return torch.sign(landing.agreed) * float(self._optimizers[0].param_groups[0]["lr"])
         if not self.everywhere:
             return landing.agreed * self.rate
         where = slice(None) if landing.support is None else landing.support

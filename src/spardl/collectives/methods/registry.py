@@ -29,6 +29,7 @@ METHODS: dict[str, str] = {
     "topka": "spardl.collectives.methods.topka:TopkA",
     "topka2": "spardl.collectives.methods.topka:TopkA2",
     "topkdsa": "spardl.collectives.methods.topkdsa:TopkDSA",
+    "chunktopk": "spardl.collectives.methods.chunktopk:ChunkTopk",
     "gtopk": "spardl.collectives.methods.gtopk:GTopk",
     "oktopk": "spardl.collectives.methods.oktopk:OkTopk",
     "exdyna": "spardl.collectives.methods.exdyna:ExDyna",
