@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spardl.choices import check_choice, check_settings, is_count, is_number, setting
+from spardl.density import check_density
 from spardl.errors import ConfigError
 
 GRADIENTS = "gradients"
@@ -40,6 +41,14 @@ def _check_share(name: str, given: Any) -> None:
 def _check_kept(name: str, given: Any) -> None:
     if not (is_number(given) and 0 < given <= 1):
         raise ConfigError(f"{name}={given!r} is no share of what waits; give a number above 0, at most 1.")
+
+
+def _check_limits(name: str, given: Any) -> None:
+    low, high = given
+    check_density(low)
+    check_density(high)
+    if low > high:
+        raise ConfigError(f"{name} begins with {low}, above its end {high}; swap them.")
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,13 @@ class LocalUpdates:
         "what remains, from one exchange to the next, of what waits; 1 loses nothing",
         check=_check_kept,
         metavar="SHARE",
+    )
+    density_limits: tuple[float, float] = setting(
+        (0.001, 0.1),
+        'with density="auto": the least and the largest share of entries; each exchange sends what the line carries'
+        " while training computes",
+        check=_check_limits,
+        metavar="LOW:HIGH",
     )
     transform: str = setting(
         "none",

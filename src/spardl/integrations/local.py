@@ -39,6 +39,7 @@ from spardl.integrations.model import COMPILED
 from spardl.integrations.outer import Outer
 from spardl.integrations.passing import PassingDDP
 from spardl.integrations.replica import Replica
+from spardl.integrations.throttle import Throttle
 from spardl.metrics import SyncStats
 from spardl.sync.landing import Landing
 from spardl.sync.plan import Member
@@ -63,6 +64,7 @@ class LocalSync(SyncHandle):
         config: how exchanges are made.
         rule: when, and what becomes of weights.
         scaler: the GradScaler in use.
+        adaptive: send what the line carries while training computes, instead of the density of `config`.
         process_group: the ranks that take part.
     """
 
@@ -74,9 +76,11 @@ class LocalSync(SyncHandle):
         rule: LocalUpdates,
         *,
         scaler: torch.amp.GradScaler | None = None,
+        adaptive: bool = False,
         process_group: Group = None,
     ) -> None:
         self.rule = rule
+        self._throttle = Throttle(*rule.density_limits) if adaptive else None
         self._model, self._optimizers = model, list(optimizers)
         self._passing = PassingDDP.of(model)
         parameters = stepped_parameters(model, optimizers)
@@ -104,7 +108,7 @@ class LocalSync(SyncHandle):
         self._future: Future[bool] | None = None  # of it, until it has been fetched
         self._refused = 0  # exchanges in a row
         self._swapped = False
-        self._exposed = 0.0
+        self._opened = self._exposed = 0.0
         self._boundary = Boundary(self._optimizers, self._step_is_over, scaler)
         self._loading = model.register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
         logger.info("%s", self._describe())
@@ -132,9 +136,13 @@ class LocalSync(SyncHandle):
 
     def _offer(self) -> None:
         with torch.no_grad():
-            self.session.begin(instead=torch.nan)
+            self._opened = time.perf_counter()
+            throttle = self._throttle
+            self.session.begin(instead=torch.nan, density=None if throttle is None else throttle.density)
             self._exchange.offer(self.session, self._replicas, float(self.rule.decay))
             self._offered, self._future = self._steps, self.session.close()
+            if throttle is not None and throttle.is_due:
+                self.session.worker.run(lambda: throttle.adjust(self.session.transport))
 
     def _land(self) -> None:
         """Wait for the exchange under way, if there is one, and apply what it has brought."""
@@ -151,6 +159,9 @@ class LocalSync(SyncHandle):
         counted = self._future.result()
         self._exposed += time.perf_counter() - started
         self._future = None
+        if self._throttle is not None:
+            self.session.wait()  # for an adjustment, which all ranks make after the same exchange
+            self._throttle.observe(took=self.session.events[-1].seconds, had=started - self._opened)
         if counted:
             self._refused = 0
             self._exchange.collect(self.session)
@@ -249,6 +260,7 @@ class LocalSync(SyncHandle):
         local = {
             "steps": self._steps,
             "offered": self._offered,
+            "density": None if self._throttle is None else self._throttle.density,
             "shared": {name: each.shared.clone() for name, each in self._replicas.items()},
             "own": {name: each.own().clone() for name, each in self._replicas.items()},
             "outer": {name: each.clone() for name, each in self._outer.velocities.items()},
@@ -294,6 +306,8 @@ class LocalSync(SyncHandle):
                     buffer.copy_(local["buffers"][name])
         self._steps, self._offered, self._future = local["steps"], local["offered"], None
         self._exchange.landings = local["landings"]
+        if self._throttle is not None and local["density"] is not None:
+            self._throttle.density = local["density"]
 
     def _load_optimizers(self, saved: list[Any]) -> None:
         if len(saved) != len(self._optimizers):

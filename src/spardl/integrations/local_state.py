@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spardl.choices import is_count
+from spardl.choices import is_count, is_number
 from spardl.errors import StateError
 from spardl.sync.landing import Landing
 
 SAME = "load the state of the same model."
-KEYS = ("steps", "offered", "shared", "own", "outer", "landings", "buffers", "optimizers")
+KEYS = ("steps", "offered", "density", "shared", "own", "outer", "landings", "buffers", "optimizers")
 
 Sizes = Mapping[str, int]
 
@@ -51,6 +51,9 @@ def checked(state: object, sizes: Sizes) -> dict[str, Any]:
     offered = local["offered"]
     if not is_count(local["steps"]) or not (offered is None or is_count(offered)):
         raise StateError(f"this state was saved after {local['steps']!r} steps, which cannot be; {SAME}")
+    density = local["density"]
+    if density is not None and not (is_number(density) and 0 < density <= 1):
+        raise StateError(f"this state has the density {density!r}, which cannot be; {SAME}")
     if not isinstance(local["optimizers"], list) or not isinstance(local["buffers"], Mapping):
         raise StateError(f"this state has no usable optimizers or buffers; {SAME}")
     return {**local, "landings": _landings(local["landings"], sizes)}

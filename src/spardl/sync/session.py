@@ -174,10 +174,13 @@ class Session:
 
     # --- one step -------------------------------------------------------------------------------------------------
 
-    def begin(self, *, scale: float = 1.0, skips: bool = False, instead: float = torch.nan) -> None:
+    def begin(
+        self, *, scale: float = 1.0, skips: bool = False, instead: float = torch.nan, density: float | None = None
+    ) -> None:
         """Open a step; `submit` does it by itself where the defaults will do.
 
         Args:
+            density: of this step, instead of what plans say; the same on all ranks.
             scale: the loss scale that gradients carry; residuals are kept without it.
             skips: some ranks may not have used some tensors.
             instead: what all ranks get instead of results if any rank's gradient is not finite.
@@ -186,7 +189,8 @@ class Session:
         assert self._step is None, "a step ends with close()"
         every, number = self.config.diagnose_every, self.sync.steps
         diagnose = every > 0 and number % every == 0
-        terms = Terms(number, scale=scale, diagnose=diagnose, skips=skips, lazily=self.worker.is_lazy)
+        how: dict[str, Any] = {"diagnose": diagnose, "skips": skips, "lazily": self.worker.is_lazy}
+        terms = Terms(number, density=density, scale=scale, **how)
         self._step = _Step(terms, instead, self.transport.traffic.bytes_sent)
         if not self._compared:
             self._compared = True

@@ -48,6 +48,7 @@ class Terms:
     """What all groups of one step have in common.
 
     step      its number, from 0, which decides densities
+    density   instead of the plans' own
     scale     the loss scale that gradients carry; residuals are kept without it
     clip      the factor that brings this rank's own gradient down to the allowed norm
     diagnose  measure how much better than chance selections are
@@ -56,6 +57,7 @@ class Terms:
     """
 
     step: int = 0
+    density: float | None = None
     scale: float = 1.0
     clip: float = 1.0
     diagnose: bool = False
@@ -125,7 +127,7 @@ def exchange(group: Group, terms: Terms) -> Program[Outcome]:
     outcome = group.outcome
     assert outcome is not None, "a group is accumulated before it is exchanged"
     outcome.before = group.method.state_dict()
-    density = group.plan.density.at(terms.step)
+    density = group.plan.density.at(terms.step) if terms.density is None else terms.density
     method = group.method if density < 1.0 else group.dense
     if not method.about.by_blocks:
         group.transaction.add_up()
