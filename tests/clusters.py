@@ -52,8 +52,8 @@ class WeightCluster:
         elements, self.workers = weights.numel(), workers
         plan = plan_group(replace(config, dense_below=0), [Member(VECTOR, elements)], max(2, workers))
         self.network = Driver(Network.switch(workers, latency=0.0, bandwidth=math.inf))
-        kernel = kernels.for_device(torch.device("cpu"))
-        self.ranks = [Synchronizer(rank, workers, kernels=kernel, of_weights=True) for rank in range(workers)]
+        self.kernels = kernels.for_device(torch.device("cpu"))
+        self.ranks = [Synchronizer(rank, workers, kernels=self.kernels, of_weights=True) for rank in range(workers)]
         for sync in self.ranks:
             sync.regroup([plan])
         self.shared = [weights.clone() for _ in range(workers)]
@@ -73,4 +73,4 @@ class WeightCluster:
 
     def land(self, landings, rate=1.0):
         for landing, shared, own in zip(landings, self.shared, self.own, strict=True):
-            landing.apply(shared, own, landing.agreed * rate)
+            landing.apply(shared, own, landing.agreed * rate, self.kernels)

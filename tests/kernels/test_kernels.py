@@ -320,6 +320,57 @@ def test_a_difference_that_is_not_finite_is_noticed(kernels, bad, place):
 
 
 @both
+@given(layout=layouts, seed=seeds)
+@examples
+def test_places_in_block_order_are_found_in_natural_order(kernels, layout, seed):
+    places = torch.from_numpy(np.random.default_rng(seed).integers(0, layout.length, 50))
+    found = kernels.natural_positions(places, layout.starts, layout.chunk)
+    assert_same_bits(found, block_order(layout)[places.numpy()])
+
+
+@both
+@given(length=st.integers(1, 60), rounds=st.integers(0, 4), seed=seeds)
+@examples
+def test_changes_are_counted_from_the_first_one_and_undone(kernels, length, rounds, seed):
+    """However often a position was changed since, and by whatever."""
+    random = np.random.default_rng(seed)
+    start = numbers(length, seed)
+    memory, positions, before = tensor(start), [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    for _ in range(rounds):
+        some = np.unique(random.integers(0, length, 20))
+        positions.append(some)
+        before.append(memory.numpy()[some])
+        memory[torch.from_numpy(some)] = tensor(random.standard_normal(some.size))
+    end, places = memory.numpy().copy(), np.concatenate(positions)
+    sent = kernels.changes(memory, torch.from_numpy(places), tensor(np.concatenate(before)))
+    assert_same_bits(sent, start[places] - end[places])
+    assert_same_bits(memory, start)
+
+
+@both
+@given(length=st.integers(1, 60), seed=seeds)
+@examples
+def test_what_was_sent_leaves_the_difference_of_shared_and_own_weights(kernels, length, seed):
+    random = np.random.default_rng(seed)
+    shared, own = numbers(length, seed), numbers(length, seed + 1)
+    support = np.flatnonzero(random.random(length) < 0.3)
+    step = numbers(support.size, seed + 2)
+    once = np.flatnonzero(random.random(length) < 0.4)
+    touched = np.sort(np.concatenate([once, once[::2]]))
+    amounts = numbers(length, seed + 3)
+    ours, theirs = tensor(own), tensor(shared)
+    kernels.land(
+        theirs, ours, torch.from_numpy(support), tensor(step), torch.from_numpy(touched), tensor(amounts[touched])
+    )
+    left = (shared - own) - amounts
+    shared[support] -= step
+    own[support] -= step
+    own[once] = shared[once] - left[once]
+    assert_same_bits(theirs, shared)
+    assert_same_bits(ours, own)
+
+
+@both
 @given(
     layout=layouts,
     scale=scales,

@@ -60,7 +60,7 @@ class Ahead:
     def land(self, replicas: Replicas, outer: Outer) -> None:
         for name, landing in self.landings.items():
             replica, step = replicas[name], outer.step(name, landing)
-            landing.apply(replica.shared, replica.own(), step, everywhere=outer.everywhere)
+            landing.apply(replica.shared, replica.own(), step, outer.kernels, everywhere=outer.everywhere)
             replica.show()
         self.landings = {}
 

@@ -40,6 +40,7 @@ from spardl.integrations.outer import Outer
 from spardl.integrations.passing import PassingDDP
 from spardl.integrations.replica import Replica
 from spardl.integrations.throttle import Throttle
+from spardl.kernels import for_device
 from spardl.metrics import SyncStats
 from spardl.sync.landing import Landing
 from spardl.sync.plan import Member
@@ -101,7 +102,8 @@ class LocalSync(SyncHandle):
         for tensor in (*parameters.values(), *ranks.float_buffers(model)):
             ranks.take_from_first(tensor, transport)
         self._replicas = {name: Replica(parameters[name]) for name in reversed(parameters)}
-        self._outer = Outer(rule, rule.rate(transport.workers, config.schedule.final), self._optimizers)
+        rate = rule.rate(transport.workers, config.schedule.final)
+        self._outer = Outer(rule, rate, for_device(torch.device(transport.device)), self._optimizers)
         self._outer.begin({name: each.shared for name, each in self._replicas.items()})
         self._steps = 0  # of this rank's optimizers
         self._offered: int | None = None  # the step after which the exchange under way has begun

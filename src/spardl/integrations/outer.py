@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spardl.errors import StateError
+from spardl.kernels import Kernels
 from spardl.sync.landing import Landing
 from spardl.update import LocalUpdates
 
@@ -18,8 +19,9 @@ class Outer:
     and a pass over it.
     """
 
-    def __init__(self, rule: LocalUpdates, rate: float, optimizers: Sequence[Optimizer] = ()) -> None:
+    def __init__(self, rule: LocalUpdates, rate: float, kernels: Kernels, optimizers: Sequence[Optimizer]) -> None:
         self.rate = rate
+        self.kernels = kernels
         self.velocities: dict[str, Tensor] = {}
         self._momentum = float(rule.outer_momentum) if rule.outer in ("momentum", "nesterov") else 0.0
         self._nesterov = rule.outer == "nesterov"

@@ -174,6 +174,22 @@ class KernelsOf(Protocol[A, S]):
         """Make `out` zero everywhere but at these natural positions, which ascend. One write of `out`."""
         ...
 
+    # --- weights ------------------------------------------------------------------------------------------------
+
+    def changes(self, acc: A, positions: Tensor, before: Tensor) -> Tensor:
+        """Of positions that were changed one after the other and held `before` then: what each held when it was first
+        changed, less what it holds now. A position may occur several times. `acc` becomes as it was. O(k)."""
+        ...
+
+    def natural_positions(self, positions: Tensor, starts: Ints, chunk: int) -> Tensor:
+        """Where places in block order lie in natural order, in the same order. O(k)."""
+        ...
+
+    def land(self, shared: Tensor, own: Tensor, support: Tensor, step: Tensor, touched: Tensor, sent: Tensor) -> None:
+        """Move shared and own weights by -`step` at `support`, and then own ones so that `sent` is gone from what their
+        difference was at `touched`, where a position may occur several times with the same value. O(k)."""
+        ...
+
     # --- selection ----------------------------------------------------------------------------------------------
 
     def take_largest(

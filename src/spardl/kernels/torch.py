@@ -114,6 +114,28 @@ class TorchKernels(KernelsOf[Tensor, None]):
         out.zero_()
         out[positions] = values
 
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    def changes(self, acc: Tensor, positions: Tensor, before: Tensor) -> Tensor:
+        now = acc[positions]
+        places, owner = positions.unique(return_inverse=True)
+        order = torch.arange(positions.numel(), device=acc.device)
+        first = torch.full_like(places, positions.numel()).scatter_reduce_(0, owner, order, "amin")
+        acc[places] = before[first]
+        return acc[positions] - now
+
+    def natural_positions(self, positions: Tensor, starts: Ints, chunk: int) -> Tensor:
+        base = torch.from_numpy(starts).to(positions.device)
+        block = torch.searchsorted(base, positions, right=True) - 1
+        slot = positions - base[block]
+        return (slot // chunk * (len(starts) - 1) + block) * chunk + slot % chunk
+
+    def land(self, shared: Tensor, own: Tensor, support: Tensor, step: Tensor, touched: Tensor, sent: Tensor) -> None:
+        left = shared[touched] - own[touched] - sent
+        shared[support] -= step
+        own[support] -= step
+        own[touched] = shared[touched] - left
+
     # --- selection --------------------------------------------------------------------------------------------------
 
     def take_largest(

@@ -126,12 +126,9 @@ class Buffer:
     def natural_positions(self, positions: Tensor) -> Tensor:
         """The natural positions of places in `values`, in the same order."""
         layout = self.layout
-        if layout.count == 1:
+        if layout.chunk * layout.count >= layout.length:  # a chunk per block
             return positions
-        starts = torch.from_numpy(layout.starts).to(positions.device)
-        block = torch.searchsorted(starts, positions, right=True) - 1
-        slot = positions - starts[block]
-        return (slot // layout.chunk * layout.count + block) * layout.chunk + slot % layout.chunk
+        return self.kernels.natural_positions(positions, layout.starts, layout.chunk)
 
     def read(self, offset: int, out: Tensor, source: Tensor | None = None) -> None:
         """Copy the natural stretch at `offset` into `out`: of these values, or of others in the same order."""

@@ -76,7 +76,7 @@ class Memory:
 
     def take_coded(self, ids: Ints, budgets: Ints) -> CodedBlocks:
         """The `budgets[i]` largest entries of each block `ids[i]`, in the wire's format; rounding errors stay here."""
-        if not self.frames.codec.format.rounds_in_place or self._journal is not None:
+        if not self.frames.codec.format.rounds_in_place:
             return self.frames.code(self.take_largest(ids, budgets))
         self._transaction.add_up(ids)
         if not self.poisoned:
@@ -86,6 +86,9 @@ class Memory:
                 coded = self.frames.codec.coded(ids, counts, places, codes)
                 if self._transaction.velocity is not None:
                     self._transaction.velocity.fade(coded.decode())
+                if self._journal is not None:
+                    rounded = coded.decode()  # what was taken is this and what is left there, to the bit
+                    self._journal.took(self._buffer.positions(rounded), rounded.values + self._buffer.at(rounded))
                 return coded
             self.poison()
         return self.frames.nothing(ids)

@@ -49,16 +49,18 @@ class Journal:
             undone = ~torch.isin(touched.positions, settled)
             buffer.values[touched.positions[undone]] = touched.before[undone]
 
-    def undo(self, buffer: "Buffer") -> None:
-        """Put everything back, the last change first."""
-        for touched in reversed(self._touched):
-            buffer.values[touched.positions] = touched.before
+    def changes(self, buffer: "Buffer") -> "tuple[Tensor, Tensor]":
+        """Every position that was changed, as often as it was, and by how much less it holds now than in the beginning.
 
-    def positions(self, otherwise: "Tensor") -> "Tensor":
-        """Every position that was changed, as often as it was; `otherwise`, if none was."""
+        The buffer is then as it was in the beginning.
+        """
         import torch
 
-        return torch.cat([touched.positions for touched in self._touched]) if self._touched else otherwise
+        if not self._touched:
+            return torch.empty(0, dtype=torch.int64, device=buffer.device), torch.empty(0, device=buffer.device)
+        positions = torch.cat([touched.positions for touched in self._touched])
+        before = torch.cat([touched.before for touched in self._touched])
+        return positions, buffer.kernels.changes(buffer.array, positions, before)
 
     def own(self, otherwise: "Tensor") -> "Tensor":
         """The positions that this rank itself took; `otherwise`, if it took none."""

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from spardl.kernels import Kernels
+
 if TYPE_CHECKING:
     from spardl.sync.group import Group
     from spardl.sync.step import Outcome, Part
@@ -35,18 +37,20 @@ class Landing:
     touched: Tensor | None
     sent: Tensor
 
-    def apply(self, shared: Tensor, own: Tensor, step: Tensor, *, everywhere: bool = False) -> None:
+    def apply(self, shared: Tensor, own: Tensor, step: Tensor, kernels: Kernels, *, everywhere: bool = False) -> None:
         """Move shared weights by -`step`, and own weights so that only what was sent is gone from their difference.
 
         The step is given for the support, or `everywhere`. Where all of a difference was sent, own weights become the
         shared ones, to the bit.
         """
+        if self.support is not None and self.touched is not None and not everywhere:
+            kernels.land(shared, own, self.support, step, self.touched, self.sent)
+            return
         touched = slice(None) if self.touched is None else self.touched
-        moved = slice(None) if everywhere or self.support is None else self.support
         left = shared[touched] - own[touched] - self.sent
-        shared[moved] -= step
+        shared -= step
         if self.touched is not None:
-            own[moved] -= step
+            own -= step
         own[touched] = shared[touched] - left
 
 
@@ -68,10 +72,7 @@ def _everywhere(group: Group, outcome: Outcome) -> dict[str, Landing]:
 def _somewhere(group: Group, outcome: Outcome) -> dict[str, Landing]:
     assert outcome.averages is not None and group.policy.journal is not None
     buffer, journal = group.buffer, group.policy.journal
-    positions = journal.positions(torch.empty(0, dtype=torch.long, device=buffer.device))
-    after = buffer.values[positions]
-    journal.undo(buffer)
-    sent = buffer.values[positions] - after
+    positions, sent = journal.changes(buffer)
     natural, order = torch.sort(buffer.natural_positions(positions))
     sent = sent[order]
     found = {}

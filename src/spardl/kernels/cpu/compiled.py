@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spardl.choices import is_power_of_two
 from spardl.kernels.api import Array, Bools, CodedEntries, Ints, KernelsOf
 from spardl.kernels.cpu import arithmetic, bf16, framing, order, selection
 from spardl.kernels.cpu.arguments import Blocks, Rule, Stretch, Taken
@@ -145,6 +146,22 @@ class CompiledKernels(KernelsOf[Array, CpuShortlist]):
 
     def put_only(self, out: Tensor, positions: Array, values: Array) -> None:
         order.put_only(out.numpy(), _array(positions), _array(values))
+
+    # --- weights ------------------------------------------------------------------------------------------------
+
+    def changes(self, acc: Array, positions: Tensor, before: Tensor) -> Tensor:
+        sent = np.empty(positions.numel(), np.float32)
+        order.changes(_array(acc), positions.numpy(), before.numpy(), sent)
+        return torch.from_numpy(sent)
+
+    def natural_positions(self, positions: Tensor, starts: Ints, chunk: int) -> Tensor:
+        natural = np.empty(positions.numel(), np.int64)
+        shift = chunk.bit_length() - 1 if is_power_of_two(chunk) else -1
+        order.natural_positions(positions.numpy(), starts, chunk, shift, natural)
+        return torch.from_numpy(natural)
+
+    def land(self, shared: Tensor, own: Tensor, support: Tensor, step: Tensor, touched: Tensor, sent: Tensor) -> None:
+        order.land(*(_array(each) for each in (shared, own, support, step, touched, sent)))
 
     # --- selection ----------------------------------------------------------------------------------------------
 

@@ -272,3 +272,47 @@ def put_only(out, positions, values):
             out[start + i] = page[i]
         for i in range(begun, done):
             page[positions[i] - start] = 0.0
+
+
+@compiled("void(float32[::1], int64[::1], float32[::1], float32[::1])")
+def changes(acc, positions, before, sent):
+    """What positions held when they were first changed, less what they hold now; `acc` then holds the former."""
+    for i in range(positions.size):
+        sent[i] = -acc[positions[i]]
+    for i in range(positions.size - 1, -1, -1):
+        acc[positions[i]] = before[i]
+    for i in range(positions.size):
+        sent[i] += acc[positions[i]]
+
+
+@compiled("void(int64[::1], int64[::1], int64, int64, int64[::1])")
+def natural_positions(positions, starts, chunk, shift, natural):
+    """Where places in block order lie in natural order; `chunk` is 2**`shift`, or no power of two if that is negative.
+
+    A shift is ten times as fast as a division.
+    """
+    count = starts.size - 1
+    block = 0
+    for i in range(positions.size):
+        place = positions[i]
+        if place < starts[block] or place >= starts[block + 1]:
+            block = np.searchsorted(starts, place, side="right") - 1
+        slot = place - starts[block]
+        piece = slot >> shift if shift >= 0 else slot // chunk
+        natural[i] = (piece * count + block) * chunk + slot - piece * chunk
+
+
+@compiled("void(float32[::1], float32[::1], int64[::1], float32[::1], int64[::1], float32[::1])")
+def land(shared, own, support, step, touched, sent):
+    """shared -= step at `support`; own so that `sent` is gone from shared - own at `touched`, and nothing elsewhere."""
+    left = np.empty(touched.size, np.float32)
+    for i in range(touched.size):
+        place = touched[i]
+        left[i] = shared[place] - own[place] - sent[i]
+    for i in range(support.size):
+        place = support[i]
+        shared[place] -= step[i]
+        own[place] -= step[i]
+    for i in range(touched.size):
+        place = touched[i]
+        own[place] = shared[place] - left[i]
