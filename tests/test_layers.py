@@ -15,6 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "extras",
         "choices",
         "density",
+        "update",
         "metrics",
         "agreement",
         "machine",

@@ -82,7 +82,7 @@ class LocalUpdates:
         metavar="RATE",
     )
     outer_momentum: float = setting(0.9, "of outer momentum and nesterov", check=_check_share, metavar="SHARE")
-    decay: float = setting(
+    residual_decay: float = setting(
         1.0,
         "what remains, from one exchange to the next, of what waits; 1 loses nothing",
         check=_check_kept,
@@ -146,7 +146,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "sparseloco": {
         "every": 15,
         "apply": "reset",
-        "decay": 0.95,
+        "residual_decay": 0.95,
         "outer_rate": 1.0,
         "method": "chunktopk",
         "density": 1 / 32,
@@ -156,7 +156,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
         "every": 1,
         "apply": "reset",
-        "decay": 0.999,
+        "residual_decay": 0.999,
         "outer": "sign",
         "transform": "dct",
         "method": "chunktopk",

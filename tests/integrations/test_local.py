@@ -422,7 +422,7 @@ def _refuse(rank, workers):
         {"apply": "reset", "delay": 1},
         {"every": 0},
         {"outer_rate": 0},
-        {"decay": 0},
+        {"residual_decay": 0},
         {"update": "gradients", "every": 3},
     ):
         model = mlp()
@@ -437,7 +437,7 @@ def _refuse(rank, workers):
 
 def test_settings_that_cannot_work_are_refused_with_a_sentence():
     expected = ["optimizer=", "clip gradients as usual", "merge", "local", "delay=1", "reset", "every=", "outer_rate="]
-    expected += ["decay=", 'update="local"']
+    expected += ["residual_decay=", 'update="local"']
     for texts in on_processes(1, _refuse):
         for text, word in zip(texts, expected, strict=True):
             assert word in text and text.endswith(".")
@@ -450,7 +450,7 @@ RULES = [
     {"delay": 1},
     {"every": 3, "delay": 2},
     {"outer": "nesterov", "outer_rate": 0.5, "delay": 1},
-    {"apply": "reset", "decay": 0.9, "every": 2},
+    {"apply": "reset", "residual_decay": 0.9, "every": 2},
     {"method": "exdyna", "delay": 1},
 ]
 

@@ -141,7 +141,7 @@ class LocalSync(SyncHandle):
             self._opened = time.perf_counter()
             throttle = self._throttle
             self.session.begin(instead=torch.nan, density=None if throttle is None else throttle.density)
-            self._exchange.offer(self.session, self._replicas, float(self.rule.decay))
+            self._exchange.offer(self.session, self._replicas, float(self.rule.residual_decay))
             self._offered, self._future = self._steps, self.session.close()
             if throttle is not None and throttle.is_due:
                 self.session.worker.run(lambda: throttle.adjust(self.session.transport))

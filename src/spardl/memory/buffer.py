@@ -123,13 +123,6 @@ class Buffer:
             self.layout.starts, self.layout.chunk, result.counts, result.places, result.amounts, factor
         )
 
-    def natural_positions(self, positions: Tensor) -> Tensor:
-        """The natural positions of places in `values`, in the same order."""
-        layout = self.layout
-        if layout.chunk * layout.count >= layout.length:  # a chunk per block
-            return positions
-        return self.kernels.natural_positions(positions, layout.starts, layout.chunk)
-
     def read(self, offset: int, out: Tensor, source: Tensor | None = None) -> None:
         """Copy the natural stretch at `offset` into `out`: of these values, or of others in the same order."""
         memory = self.values if source is None else source

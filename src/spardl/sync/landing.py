@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from spardl.kernels import Kernels
+from spardl.memory.buffer import Buffer
 
 if TYPE_CHECKING:
     from spardl.sync.group import Group
@@ -73,7 +74,7 @@ def _somewhere(group: Group, outcome: Outcome) -> dict[str, Landing]:
     assert outcome.averages is not None and group.policy.journal is not None
     buffer, journal = group.buffer, group.policy.journal
     positions, sent = journal.changes(buffer)
-    natural, order = torch.sort(buffer.natural_positions(positions))
+    natural, order = torch.sort(_natural(buffer, positions))
     sent = sent[order]
     found = {}
     for (part, (first, stop)), (support, agreed) in zip(_spans(group, outcome.parts), outcome.averages, strict=True):
@@ -81,6 +82,14 @@ def _somewhere(group: Group, outcome: Outcome) -> dict[str, Landing]:
         touched = natural[i:j] - first
         found[part.name] = Landing(torch.as_tensor(support), torch.as_tensor(agreed), touched, sent[i:j])
     return found
+
+
+def _natural(buffer: Buffer, positions: Tensor) -> Tensor:
+    """Where places in a buffer lie in natural order."""
+    layout = buffer.layout
+    if layout.chunk * layout.count >= layout.length:  # a chunk per block
+        return positions
+    return buffer.kernels.natural_positions(positions, layout.starts, layout.chunk)
 
 
 def _spans(group: Group, parts: Sequence[Part]) -> list[tuple[Part, tuple[int, int]]]:
