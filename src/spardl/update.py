@@ -115,18 +115,21 @@ class LocalUpdates:
         if self.delay and self.apply == "reset":
             raise ConfigError('apply="reset" waits for every exchange; leave delay out, or use apply="ahead".')
 
-    def rate(self, workers: int, density: float) -> float:
-        """The factor of the agreed mean."""
+    def rate(self, workers: int, density: float, *, adaptive: bool) -> float:
+        """The factor of the agreed mean; `adaptive`: optimizers divide by what gradients were, as Adam does."""
         if not isinstance(self.outer_rate, str):
             return float(self.outer_rate)
         if self.apply == "reset" or self.outer != "plain":
             return 1.0
-        return float(workers ** (AUTO_POWER * min(1.0, math.log(density) / math.log(AUTO_DENSITY))))
+        sparse = min(1.0, math.log(density) / math.log(AUTO_DENSITY))
+        return float(workers ** (sparse * (ADAPTIVE_POWER if adaptive else SGD_POWER)))
 
 
 # A mean counts a move of one worker alone as 1/P of a move. So sparse means are too short, the more so the more workers
-# there are and the fewer entries two of them send together: by P**0.8 at 1 % and below, by nothing where all is sent.
-AUTO_POWER = 0.8
+# there are and the fewer entries two of them send together: by a power of P at 1 % and below, by nothing where all is
+# sent. SGD follows a long step with longer ones, so it gets less (docs/convergence.md has the figures).
+ADAPTIVE_POWER = 0.8
+SGD_POWER = 0.5
 AUTO_DENSITY = 0.01
 
 # Each preset: fields of `LocalUpdates`, and synchronisation settings that it has instead of the defaults.

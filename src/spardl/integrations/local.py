@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import Parameter
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from spardl import _torch_private
 from spardl.collectives.program import AllReduce, Team
@@ -102,7 +102,8 @@ class LocalSync(SyncHandle):
         for tensor in (*parameters.values(), *ranks.float_buffers(model)):
             ranks.take_from_first(tensor, transport)
         self._replicas = {name: Replica(parameters[name]) for name in reversed(parameters)}
-        rate = rule.rate(transport.workers, config.schedule.final)
+        adaptive_steps = not any(isinstance(each, SGD) for each in self._optimizers)
+        rate = rule.rate(transport.workers, config.schedule.final, adaptive=adaptive_steps)
         self._outer = Outer(rule, rate, for_device(torch.device(transport.device)), self._optimizers)
         self._outer.begin({name: each.shared for name, each in self._replicas.items()})
         self._steps = 0  # of this rank's optimizers
