@@ -25,5 +25,5 @@ class Signs(ValueFormat):
         return (2 * codes.float() - 1) * scales[torch.from_numpy(np.repeat(np.arange(len(counts)), counts))]
 
 
-SIGNS = Signs("signs", 7, bits=1, codes="uint8", scaled=True)
+SIGNS = Signs("signs", 7, bits=1, codes="uint8", per_scale=1 << 32)
 NARROW = (INT4, INT2, SIGNS, FP8)

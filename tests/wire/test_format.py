@@ -29,7 +29,7 @@ def rounded(values, form, counts=None):
     form = VALUE_FORMATS.get(form, form)
     codes, scales = form.encode(values, counts)
     assert codes.dtype == form.dtype
-    assert len(scales) == (len(counts) if form.scaled else 0)
+    assert len(scales) == form.scales_of(counts)
     decoded = form.decode(codes, scales, counts)
     return decoded, values - decoded
 

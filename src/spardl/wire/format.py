@@ -8,7 +8,8 @@ and uses it, the kernels of each device write and read it).
     bytes 2-3     number of blocks
     bytes 4-7     length of the frame
     counts        one per block, in 1, 2 or 4 bytes, as the largest budget needs
-    scales        a float32 per block, if the value format is scaled
+    scales        float32, if the value format is scaled: one for every so many entries of a block as the format says,
+                  one for the rest of the block, and one for a block without entries
     values        the codes of all entries of all blocks, without gaps: as many bits each as the value format says, the
                   first entry in the lowest bits of the first byte; what is left of the last byte is written
                   as zero and not looked at
@@ -20,8 +21,8 @@ possible size in advance, and no size is ever sent ahead. A frame from the netwo
 before it is used, and what is wrong has a *verdict*, one of the negative numbers below. A poisoned frame holds no
 entries: its sender has no finite gradient.
 
-A **vector** (`vector.py`) holds values for coordinates that both sides know: one byte, 1 for fine or 2 for poisoned; a
-float32 scale, if the value format is scaled; the codes, packed as in a frame. Its size is known from the number of
+A **vector** (`vector.py`) holds values for coordinates that both sides know: one byte, 1 for fine or 2 for poisoned;
+scales, if the value format is scaled, and codes, as in a frame of one block. Its size is known from the number of
 values.
 
 **Rows of numbers** (`collectives/numbers.py`) are int32, as many per member as all of them know. **Bare floats** are
@@ -61,6 +62,7 @@ POISONED = -6  # nothing: its sender has no finite gradient
 WIDTHS = (0, 1, 2, 4, 8, 16, 32)
 
 _LARGEST_FLOAT32 = float.fromhex("0x1.fffffep+127")
+_WHOLE_BLOCK = 1 << 32  # more entries than a count can say
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class ValueFormat(ABC):
     bits             of one value in a frame: 32, 16, 8, 4, 2 or 1; 0 if no values travel
     codes            torch's name for the type of a code in memory, where every entry has one of its own; for less than
                      8 bits "int8" (codes are signed) or "uint8"
-    scaled           each block has a float32 scale
+    per_scale        how many entries of a block share a scale, a float32; 0 if there are no scales
     exact            nothing is rounded, so there is no error that the sender would have to keep
     not_finite       bits that are all set in the codes of infinity and NaN, and in no other; 0 if all are finite
     rounds_in_place  kernels round to this format while they select (`take_rounded`), and convert faster than `encode`
@@ -83,7 +85,7 @@ class ValueFormat(ABC):
     code: int
     bits: int
     codes: str
-    scaled: bool = False
+    per_scale: int = 0
     exact: bool = False
     not_finite: int = 0
     rounds_in_place: bool = False
@@ -98,7 +100,8 @@ class ValueFormat(ABC):
     def encode(self, values: "Tensor", counts: "NDArray[np.int64]") -> "tuple[Tensor, Tensor]":
         """The codes of `values`, of which block b has the next `counts[b]`, and the scales of the blocks, if scaled.
 
-        What would overflow becomes the largest finite value; infinities and NaN are still seen by whoever decodes.
+        What would overflow becomes the largest finite value; infinities and NaN are still seen by whoever decodes. The
+        same values give the same codes and scales on every machine: ranks that hold the same entries code them alike.
         """
 
     @abstractmethod
@@ -110,6 +113,11 @@ class ValueFormat(ABC):
         """Whether values travel at all, and not indices alone."""
         return self.bits > 0
 
+    @property
+    def scaled(self) -> bool:
+        """Whether scales travel."""
+        return self.per_scale > 0
+
     @functools.cached_property
     def dtype(self) -> "torch.dtype":
         """The type of a code in memory."""
@@ -120,8 +128,16 @@ class ValueFormat(ABC):
 
     @functools.cached_property
     def largest_scale(self) -> float:
-        """The largest magnitude of a scale: times any code it is still finite."""
-        return _LARGEST_FLOAT32 / (1 << max(0, self.bits - 1))
+        """The largest magnitude of a scale: with it, any code is still a finite value."""
+        return _LARGEST_FLOAT32
+
+    def scale_counts(self, counts: "NDArray[np.int64]") -> "NDArray[np.int64]":
+        """How many scales each of the blocks with so many entries has, if there are scales."""
+        return (-(-counts // self.per_scale)).clip(1)
+
+    def scales_of(self, counts: "NDArray[np.int64]") -> int:
+        """How many scales blocks with so many entries have together."""
+        return int(self.scale_counts(counts).sum()) if self.scaled else 0
 
     def size(self, count: int) -> int:
         """Bytes that the codes of `count` values take on the wire."""
@@ -154,11 +170,15 @@ class ScaledFormat(ValueFormat):
     largest magnitude over `levels`."""
 
     codes: str = "int8"
-    scaled: bool = True
+    per_scale: int = _WHOLE_BLOCK
 
     @property
     def levels(self) -> int:
         return (1 << (self.bits - 1)) - 1
+
+    @functools.cached_property
+    def largest_scale(self) -> float:
+        return _LARGEST_FLOAT32 / (1 << (self.bits - 1))
 
     def encode(self, values: "Tensor", counts: "NDArray[np.int64]") -> "tuple[Tensor, Tensor]":
         owner = _owner(counts, values.device)
