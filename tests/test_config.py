@@ -43,7 +43,7 @@ def test_any_share_is_a_density(density):
         ("gather", "x", "Choose from auto, recursive, bruck, r, b."),
         ("blocks", "interleave", "Did you mean interleaved?"),
         ("residuals", "cary", "Did you mean carry?"),
-        ("values", "fp8", "Choose from fp32, bf16, fp16, int8."),
+        ("values", "fp8", "Choose from fp32, bf16, fp16, int8, int4, int2, int1."),
         ("indices", "elias-fano", "Choose from rice, raw."),
         ("selection", "lasy", "Did you mean lazy?"),
         ("groups", "modle", "Did you mean model?"),

@@ -8,8 +8,9 @@ import pytest
 from commands import environment, json_lines, spardl
 from spardl.bench.match import RIVALS
 from spardl.cli.bench import chosen_match, chosen_vectors
-from spardl.cli.charts import AXES, against, label, save_picture, stacked
+from spardl.cli.charts import AXES, FORMAT_LINES, against, label, save_picture, stacked
 from spardl.cli.commands import parse
+from spardl.wire.format import VALUE_FORMATS
 
 
 def match_of(*arguments: str) -> Any:
@@ -119,6 +120,13 @@ def test_formats_are_told_apart() -> None:
     assert label(record("dense")) == "dense"
     assert label(record("fp16", values="fp16")) == "fp16"
     assert label(record("powersgd-4", values="fp32")) == "powersgd-4"
+
+
+def test_every_format_has_a_line_of_its_own() -> None:
+    """But for bf16, the usual one, whose line is solid."""
+    formats = {form.name for form in VALUE_FORMATS.values() if form.carries_values} - {"bf16"}
+    assert FORMAT_LINES.keys() == formats
+    assert len({"-", *map(str, FORMAT_LINES.values())}) == 1 + len(formats)
 
 
 def test_nothing_that_varies_is_a_picture_of_parts(tmp_path: Path) -> None:

@@ -38,6 +38,18 @@ def test_nothing_is_lost_and_all_ranks_agree(method, workers):
             check_step(cluster, gradients(workers, 400 + workers, generator))
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("method", SPARSE)
+def test_values_of_few_bits_lose_nothing_either(method, workers):
+    """However coarse they are: what a code cannot say stays with whoever sent it. Blocks with many scales too."""
+    for values, residuals, length in (("int4", "carry", 400), ("int2", "return", 400), ("int1", "carry", 6000)):
+        config = SyncConfig(method=method, density=0.06 if length < 1000 else 0.6, values=values, residuals=residuals)
+        cluster = Cluster(workers, length + workers, config)
+        generator = torch.Generator().manual_seed(workers)
+        for _ in range(3):
+            check_step(cluster, gradients(workers, length + workers, generator))
+
+
 @given(
     method=st.sampled_from(SPARSE),
     workers=st.integers(1, 9),
@@ -216,7 +228,7 @@ def test_exdyna_selects_no_coordinate_twice():
         assert len(np.unique(cluster.supports[0])) == len(cluster.supports[0])
 
 
-@pytest.mark.parametrize("values", ["fp32", "int8"])
+@pytest.mark.parametrize("values", ["fp32", "int8", "int2"])
 @pytest.mark.parametrize("workers", [2, 5, 8, 14])
 def test_oktopk_shares_out_what_one_owner_has_too_much_of(workers, values):
     """With all mass in one region, the gather is preceded by one round that deals it out, and nothing is lost."""

@@ -13,7 +13,7 @@ from conservation import check_step, heavy_tailed, total
 from spardl.choices import is_power_of_two
 from spardl.config import SyncConfig
 
-VALUES = ("fp32", "bf16", "fp16", "int8")
+VALUES = ("fp32", "bf16", "fp16", "int8", "int4", "int2", "int1")
 
 
 def divisors(workers):

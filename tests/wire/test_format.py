@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats import INT2, INT4, NARROW
+from formats import GRID2, GRID4, NARROW
 from spardl.wire.format import VALUE_FORMATS, ScaledFormat
 
-FORMATS = ("fp32", "bf16", "fp16", "int8")
+FORMATS = ("fp32", "bf16", "fp16", "int8", "int4", "int2", "int1")
 LARGEST = float(np.finfo(np.float32).max)
 finite = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=50)
 ordinary = st.lists(st.floats(-(2.0**60), 2.0**60, width=32).filter(lambda x: x == 0 or abs(x) > 2**-60), max_size=50)
@@ -29,7 +29,7 @@ def rounded(values, form, counts=None):
     form = VALUE_FORMATS.get(form, form)
     codes, scales = form.encode(values, counts)
     assert codes.dtype == form.dtype
-    assert len(scales) == (len(counts) if form.scaled else 0)
+    assert len(scales) == form.scales_of(counts)
     decoded = form.decode(codes, scales, counts)
     return decoded, values - decoded
 
@@ -84,7 +84,7 @@ def test_what_is_not_finite_is_not_hidden(form, bad):
     assert not torch.isfinite(decoded).all()
 
 
-@pytest.mark.parametrize("form,levels", [("int8", 127), (INT4, 7), (INT2, 1)])
+@pytest.mark.parametrize("form,levels", [("int8", 127), (GRID4, 7), (GRID2, 1)])
 @given(blocks=st.lists(ordinary, max_size=4))
 @examples
 def test_scaled_values_are_off_by_half_a_step_at_most(form, levels, blocks):
@@ -99,7 +99,7 @@ def test_scaled_values_are_off_by_half_a_step_at_most(form, levels, blocks):
         done += len(block)
 
 
-@pytest.mark.parametrize("form", ["int8", INT4, INT2])
+@pytest.mark.parametrize("form", ["int8", "int4", "int2", "int1", GRID4, GRID2])
 @given(values=finite)
 @examples
 def test_scaled_formats_give_finite_values_and_errors_for_any_finite_input(form, values):
@@ -149,7 +149,7 @@ def test_the_bits_that_say_not_finite_are_set_in_such_codes_and_in_no_others(for
     assert (words & form.not_finite == form.not_finite).tolist() == [False, False, True, False, False]
 
 
-@pytest.mark.parametrize("form", ["int8", INT4, INT2])
+@pytest.mark.parametrize("form", ["int8", GRID4, GRID2])
 def test_the_largest_scale_times_any_code_is_finite_and_twice_of_it_is_not(form):
     form = VALUE_FORMATS.get(form, form)
     worst = tensor([-(2.0 ** (form.bits - 1))])
@@ -168,4 +168,4 @@ def test_the_formats_can_be_listed_without_torch_or_numpy():
     """The settings name them, and the command line starts before either is needed."""
     listing = "import sys, spardl.wire.format as f; print(*f.VALUE_FORMATS, *({'torch', 'numpy'} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["fp32", "bf16", "fp16", "int8", "none"]
+    assert found.stdout.split() == ["fp32", "bf16", "fp16", "int8", "none", "int4", "int2", "int1"]

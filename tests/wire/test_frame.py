@@ -18,8 +18,9 @@ from spardl.wire.format import VALUE_FORMATS
 from spardl.wire.frame import Codec, CodedBlocks
 
 COMPILED, PORTABLE = for_device(torch.device("cpu")), TorchKernels()
-FORMATS = ("fp32", "bf16", "fp16", "int8")
+FORMATS = ("fp32", "bf16", "fp16", "int8", "int4", "int2", "int1")
 EVERY_FORMAT = [*VALUE_FORMATS.values(), *NARROW]
+LEVELS = [VALUE_FORMATS[name] for name in ("int4", "int2", "int1")]
 CODECS = [Codec(values, indices, COMPILED) for values in EVERY_FORMAT for indices in ("rice", "raw")]
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=[f"{c.values}-{c.indices}" for c in CODECS])
 seeds = st.integers(0, 2**32 - 1)
@@ -49,7 +50,7 @@ def random_blocks(lengths, counts, seed, kind="random"):
 @st.composite
 def shapes(draw):
     """Lengths, budgets, some of them larger than their block, and counts within both, for some blocks."""
-    lengths = draw(st.lists(st.sampled_from([0, 1, 2, 9, 100, 255, 256, 1000]), max_size=5))
+    lengths = draw(st.lists(st.sampled_from([0, 1, 2, 9, 100, 255, 256, 1000, 3000]), max_size=5))
     budgets = [int(length * draw(st.floats(0, 1.1))) for length in lengths]
     counts = [draw(st.integers(0, min(budget, length))) for budget, length in zip(budgets, lengths, strict=True)]
     return ints(lengths), ints(budgets), ints(counts)
@@ -364,7 +365,7 @@ def test_narrow_codes_are_packed_over_the_blocks_without_gaps():
     assert torch.allclose(found.decode().values, values)
 
 
-@pytest.mark.parametrize("form", NARROW, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [*NARROW, *LEVELS], ids=lambda form: form.name)
 @pytest.mark.parametrize("indices", ["rice", "raw"])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 100])
 def test_a_narrow_frame_has_the_size_that_its_bits_say(form, indices, count):

@@ -11,12 +11,12 @@ from spardl.memory.layout import BlockLayout
 from spardl.wire import vector
 from stores import Store
 
-FORMATS = ("fp32", "bf16", "fp16", "int8", *NARROW)
+FORMATS = ("fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", *NARROW)
 every_format = pytest.mark.parametrize("form", FORMATS)
 
 
 @every_format
-@pytest.mark.parametrize("count", [0, 1, 7])
+@pytest.mark.parametrize("count", [0, 1, 7, 3000])
 def test_what_was_packed_is_what_the_sender_computes_with(form, count):
     frame, seen = vector.pack(torch.linspace(-3, 5, count), form)
     assert frame.numel() == vector.size(count, form)

@@ -28,7 +28,14 @@ WHOLE = "#b8bcc2"  # of which no parts are known
 
 # By place in RIVALS. Theirs are dashed lines.
 RIVAL_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#7f858c")
-FORMAT_LINES: dict[str, Any] = {"fp32": ":", "fp16": "-.", "int8": (0, (4, 1, 1, 1, 1, 1))}
+FORMAT_LINES: dict[str, Any] = {
+    "fp32": ":",
+    "fp16": "-.",
+    "int8": (0, (4, 1, 1, 1, 1, 1)),
+    "int4": (0, (4, 1)),
+    "int2": (0, (2, 1)),
+    "int1": (0, (1, 3)),
+}
 
 # Of bars that are this many times as long as the longest with parts, only the figure is given.
 OFF_SCALE = 1.5

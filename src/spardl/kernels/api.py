@@ -37,7 +37,7 @@ class CodedEntries(NamedTuple, Generic[A]):
     counts  of each block, on the host
     places  int32, relative to their block, ascending within it
     codes   one per entry, of the type that the value format says; none if only indices travel
-    scales  a float32 per block, if the value format is scaled; otherwise none
+    scales  float32, as many per block as the value format says (`scale_counts`); none if it is not scaled
     """
 
     counts: Ints

@@ -32,7 +32,7 @@ def frame_room(form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
     """The most bytes that a frame for blocks of these lengths and budgets can have."""
     entries = int(budgets.sum())
     bits = 32 * entries if form.raw else int(plan_gaps(budgets, lengths)[1].sum())
-    scales = 4 * budgets.size if form.values.scaled else 0
+    scales = 4 * form.values.scales_of(budgets)
     return _head_size(budgets) + scales + form.values.size(entries) + (bits + 7) // 8
 
 
@@ -66,7 +66,7 @@ def read_frame(frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints) -
     if (counts > np.minimum(budgets, lengths)).any():
         return TOO_MANY, nothing
     total = int(counts.sum())
-    middle = at + (4 * counts.size if form.values.scaled else 0)
+    middle = at + 4 * form.values.scales_of(counts)
     end = middle + form.values.size(total)
     if length < end:
         return TOO_SHORT, nothing

@@ -74,10 +74,11 @@ class CodedBlocks:
         counts, places, codes, scales = self.entries
         stretches = sparse.parts(places, counts)
         coded = sparse.parts(codes, counts) if len(codes) else [codes] * len(stretches)
+        scaled = sparse.parts(scales, self.format.scale_counts(counts)) if len(scales) else [scales] * len(stretches)
         return [
             CodedBlocks(
                 self.ids[i : i + 1],
-                CodedEntries(counts[i : i + 1], stretches[i], coded[i], scales[i : i + 1]),
+                CodedEntries(counts[i : i + 1], stretches[i], coded[i], scaled[i]),
                 self.format,
                 self.kernels,
             )

@@ -18,7 +18,7 @@ _FINE, _POISONED = 1, 2
 def size(count: int, form: str | ValueFormat) -> int:
     """Bytes of a vector of `count` values."""
     values = value_format(form)
-    return 1 + (4 if values.scaled else 0) + values.size(count)
+    return 1 + _scales_size(count, values) + values.size(count)
 
 
 def pack(values: Tensor, form: str | ValueFormat, *, poisoned: bool = False) -> tuple[Tensor, Tensor]:
@@ -40,7 +40,7 @@ def unpack(frame: Array, count: int, form: str | ValueFormat, peer: int) -> Tens
         raise _other(count, peer)
     if int(frame[0]) == _POISONED:
         return None
-    codes_at = size(0, form)
+    codes_at = 1 + _scales_size(count, form)
     scales = frame[1:codes_at].clone().view(torch.float32)
     codes = unpack_codes(frame[codes_at:], count, form.bits, form.dtype)
     values = form.decode(codes, scales, np.array([count]))
@@ -68,6 +68,10 @@ def floats(frame: Array, count: int, peer: int) -> Tensor:
     if len(frame) != 4 * count:
         raise _other(count, peer)
     return torch.as_tensor(frame).view(torch.float32)
+
+
+def _scales_size(count: int, form: ValueFormat) -> int:
+    return 4 * form.scales_of(np.array([count]))
 
 
 def _other(count: int, peer: int) -> ProtocolError:

@@ -276,7 +276,7 @@ class CompiledKernels(KernelsOf[Array, CpuShortlist]):
         return values
 
     def frame_room(self, form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
-        return int(framing.frame_room(lengths, budgets, form.values.bits, form.values.scaled, form.raw))
+        return int(framing.frame_room(lengths, budgets, form.values.bits, form.values.per_scale, form.raw))
 
     def write_frame(
         self, form: FrameFormat, poisoned: bool, lengths: Ints, budgets: Ints, entries: CodedEntries[Array]
@@ -294,12 +294,13 @@ class CompiledKernels(KernelsOf[Array, CpuShortlist]):
         room = sum(budgets.tolist())
         counts, places = np.empty(budgets.size, np.int64), np.empty(room, np.int32)
         codes = np.empty(room if values.bits else 0, _array_type(values.dtype))
-        scales = np.empty(budgets.size if values.scaled else 0, np.float32)
-        expected = (form.flags, form.raw, values.bits, values.dtype.is_signed, values.not_finite, values.largest_scale)
+        scales = np.empty(values.scales_of(budgets), np.float32)
+        of_codes = (values.bits, values.dtype.is_signed, values.not_finite)
+        expected = (form.flags, form.raw, *of_codes, values.per_scale, values.largest_scale)
         out = (counts, scales, codes.view(np.uint8), places)
         found = int(framing.read_frame(_array(frame), *expected, lengths, budgets, *out))
-        entries = max(0, found)
-        return found, CodedEntries(counts, places[:entries], codes[:entries], scales)
+        entries, scaled = (found, values.scales_of(counts)) if found >= 0 else (0, 0)
+        return found, CodedEntries(counts, places[:entries], codes[:entries], scales[:scaled])
 
 
 def _take(

@@ -32,14 +32,24 @@ def _count_bytes(budgets):
     return 1 if largest < 1 << 8 else 2 if largest < 1 << 16 else 4
 
 
-@compiled("int64(int64[::1], int64[::1], int64, boolean, boolean)")
-def frame_room(lengths, budgets, value_bits, scaled, raw):
+@inlined
+def _count_scales(counts, per_scale):
+    """How many scales blocks with so many entries have: the sum of `scale_counts` of wire/format.py, compiled."""
+    scales = 0
+    if per_scale:
+        for b in range(counts.size):
+            scales += max(1, (counts[b] + per_scale - 1) // per_scale)
+    return scales
+
+
+@compiled("int64(int64[::1], int64[::1], int64, int64, boolean)")
+def frame_room(lengths, budgets, value_bits, per_scale, raw):
     """The most bytes that a frame for blocks of these lengths and budgets can have."""
     entries = bits = 0
     for b in range(budgets.size):
         entries += budgets[b]
         bits += 32 * budgets[b] if raw else plan_block(budgets[b], lengths[b])[1]
-    head = HEADER_SIZE + budgets.size * (_count_bytes(budgets) + 4 * scaled)
+    head = HEADER_SIZE + budgets.size * _count_bytes(budgets) + 4 * _count_scales(budgets, per_scale)
     return head + (entries * value_bits + 7) // 8 + (bits + 7) // 8
 
 
@@ -185,15 +195,16 @@ def _read_indices(data, raw, counts, lengths, indices, total):
 
 
 @compiled(
-    "int64(uint8[::1], int64, boolean, int64, boolean, int64, float64, int64[::1], int64[::1], int64[::1],"
+    "int64(uint8[::1], int64, boolean, int64, boolean, int64, int64, float64, int64[::1], int64[::1], int64[::1],"
     " float32[::1], uint8[::1], int32[::1])"
 )
 def read_frame(
-    data, flags, raw, value_bits, signed, not_finite, largest_scale, lengths, budgets, counts, scales, codes, indices
+    data, flags, raw, value_bits, signed, not_finite, per_scale, largest_scale, lengths, budgets,
+    counts, scales, codes, indices
 ):  # fmt: skip
     """Open the frame that `data` begins with; return how many entries it has, or a verdict.
 
-    Codes go to memory that is given as bytes. There is room for as many entries as the budgets allow.
+    Codes go to memory that is given as bytes. There is room for as many entries and scales as the budgets allow.
     """
     length = _judge_header(data, flags, counts.size)
     if length < 0:
@@ -205,9 +216,10 @@ def read_frame(
     total = _read_counts(frame, lengths, budgets, counts)
     if total < 0:
         return TOO_MANY
-    if frame.size < at + 4 * scales.size + (total * value_bits + 7) // 8:
+    scaled = _count_scales(counts, per_scale)
+    if frame.size < at + 4 * scaled + (total * value_bits + 7) // 8:
         return TOO_SHORT
-    at += _copy(scales.view(np.uint8), 0, frame, at, 4 * scales.size)
+    at += _copy(scales.view(np.uint8), 0, frame, at, 4 * scaled)
     if 0 < value_bits < 8:
         at += unpack_narrow(codes, total, frame, at, value_bits, signed)
     else:
@@ -216,4 +228,4 @@ def read_frame(
         return NOT_FINITE
     if not _read_indices(frame[at:], raw, counts, lengths, indices, total):
         return ASTRAY
-    return total if _scales_are_fine(scales, largest_scale) else NOT_FINITE
+    return total if _scales_are_fine(scales[:scaled], largest_scale) else NOT_FINITE
