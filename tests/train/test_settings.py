@@ -33,6 +33,11 @@ STEPPED = TrainSettings(
         ({"weight_decay": -1.0}, "0 or more"),
         ({"warmup": 10.0}, "does not fit into 10"),
         ({"warmup_start": 2.0}, "from 0 to 1"),
+        ({"warmup": 1.0, "warmup_steps": 10}, "1 epochs or 10 steps, not both"),
+        ({"warmup_steps": -1}, "warmup-steps -1"),
+        ({"floor": 1.5}, "a floor from 0 to 1"),
+        ({"floor_step": 0}, "floor-step 0"),
+        ({"warmup_steps": 10, "floor_step": 10}, "make floor-step larger"),
         ({"schedule": "milestones"}, "milestones none"),
         ({"schedule": "milestones", "milestones": (5.0, 3.0)}, "ascending"),
         ({"schedule": "milestones", "milestones": (0.0,)}, "above 0"),
@@ -57,6 +62,7 @@ def test_a_setting_that_cannot_work_is_refused(given: dict[str, Any], sentence: 
     [
         ({"milestones": (3.0,)}, "milestones belongs to the schedule milestones, and the schedule is cosine"),
         ({"gamma": 0.5}, "gamma belongs to the schedule milestones"),
+        ({"schedule": "constant", "floor": 0.1}, "floor belongs to the schedule cosine or linear"),
         ({"betas": (0.9, 0.99)}, "betas belongs to the optimizer adam or adamw, and the optimizer is sgd"),
         ({"optimizer": "adam", "momentum": 0.5}, "momentum belongs to the optimizer sgd"),
     ],
@@ -82,6 +88,15 @@ def test_milestones_and_warm_up_move_with_the_epochs() -> None:
     own = changed(STEPPED, {"epochs": 16, "milestones": (5.0,), "warmup": 0.0})
     assert (own.warmup, own.milestones) == (0.0, (5.0,))
     assert changed(STEPPED, {"epochs": 160}) == STEPPED
+
+
+def test_a_warm_up_in_epochs_takes_the_place_of_one_in_steps() -> None:
+    """And the other way round; one in steps does not move with the epochs."""
+    in_steps = changed(STEPPED, {"warmup_steps": 100})
+    assert (in_steps.warmup, in_steps.warmup_steps) == (0.0, 100)
+    assert changed(in_steps, {"epochs": 16}).warmup_steps == 100
+    in_epochs = changed(in_steps, {"warmup": 5.0})
+    assert (in_epochs.warmup, in_epochs.warmup_steps) == (5.0, 0)
 
 
 def test_adamw_leaves_biases_and_norms_alone_unless_told_otherwise() -> None:

@@ -65,7 +65,13 @@ def _add_optimizer_options(parser: argparse.ArgumentParser) -> None:
     clip = "clip the averaged gradient; sparse methods each worker's own before selecting, to sqrt(workers) times it"
     add("--clip", type=number, metavar="NORM", help=clip)
     add("--schedule", metavar="|".join(get_args(Schedule)), help="of the learning rate, after the warm-up")
+    floor = "the share of the rate that cosine and linear end with"
+    add("--floor", type=number, metavar="SHARE", help=floor)
+    fallen = "the step at which they get there, whatever the epochs say; goes well with --max-steps"
+    add("--floor-step", type=number_of("steps"), metavar="N", help=fallen)
     add("--warmup", type=number, metavar="EPOCHS", help="in which the rate rises from a share of it, linearly")
+    instead = "the same in steps, instead of epochs"
+    add("--warmup-steps", type=number_of("steps", at_least=0), metavar="N", help=instead)
     start = "that share (default: one over the number of workers)"
     add("--warmup-start", type=number, metavar="SHARE", help=start)
     milestones = "epochs at which the rate falls; with --epochs alone, a recipe's move in proportion"

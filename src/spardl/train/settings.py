@@ -31,9 +31,12 @@ class TrainSettings:
     weight_decay  of any optimizer
     decay         which parameters decay: "all", or "matrices", those with two dimensions and more, so neither biases
                   nor the scales of norms; left out, AdamW takes the latter and the others the former
-    schedule      what follows the warm-up: "cosine" and "linear" fall to zero at the end of the last epoch,
+    schedule      what follows the warm-up: "cosine" and "linear" fall to `floor` until the end of the last epoch,
                   "milestones" multiplies by `gamma` at each, "constant" stays
+    floor         the share of the rate that a cosine or linear schedule ends with
+    floor_step    the step at which it gets there; left out, the end of the last epoch
     warmup        epochs over which the rate rises linearly
+    warmup_steps  the same in steps, instead of epochs
     warmup_start  the share of the rate that it starts from; left out, one over the number of workers
     milestones    in epochs
     gamma         what a milestone multiplies the rate by
@@ -62,7 +65,10 @@ class TrainSettings:
     weight_decay: float = 0.0
     decay: Decay | None = None
     schedule: Schedule = "cosine"
+    floor: float = 0.0
+    floor_step: int | None = None
     warmup: float = 0.0
+    warmup_steps: int = 0
     warmup_start: float | None = None
     milestones: tuple[float, ...] = ()
     gamma: float = 0.1
@@ -105,6 +111,14 @@ class TrainSettings:
             f"a warm-up of {self.warmup:g} epochs does not fit into {self.epochs}; make it shorter.",
         )
         _check(
+            not (self.warmup and self.warmup_steps),
+            f"a warm-up lasts {self.warmup:g} epochs or {self.warmup_steps} steps, not both; leave one out.",
+        )
+        _check(
+            is_number(self.floor) and 0 <= self.floor <= 1,
+            f"a learning rate cannot end at {self.floor} of the highest; give a floor from 0 to 1.",
+        )
+        _check(
             self.warmup_start is None or (is_number(self.warmup_start) and 0 <= self.warmup_start <= 1),
             f"a warm-up cannot start at {self.warmup_start} of the learning rate; give a share from 0 to 1.",
         )
@@ -121,12 +135,17 @@ class TrainSettings:
         _check(
             self.clip is None or _above_zero(self.clip), f"clip {self.clip} leaves no gradient; give a norm above 0."
         )
-        for name in ("reference_batch", "eval_batch", "window", "subset", "max_steps"):
+        for name in ("reference_batch", "floor_step", "eval_batch", "window", "subset", "max_steps"):
             number = getattr(self, name)
             _check(number is None or is_count(number, least=1), f"{_spelt(name)} {number} is not 1 or more.")
-        for name in ("eval_every", "loaders", "seed"):
+        for name in ("warmup_steps", "eval_every", "loaders", "seed"):
             number = getattr(self, name)
             _check(is_count(number), f"{_spelt(name)} {number} is not a whole number from 0 on.")
+        _check(
+            self.floor_step is None or self.floor_step > self.warmup_steps,
+            f"a rate that rises for {self.warmup_steps} steps cannot have fallen at step {self.floor_step};"
+            " make floor-step larger.",
+        )
 
     @property
     def decays_all(self) -> bool:
@@ -150,6 +169,8 @@ _BELONGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "nesterov": ("optimizer", ("sgd",)),
     "betas": ("optimizer", ("adam", "adamw")),
     "epsilon": ("optimizer", ("adam", "adamw")),
+    "floor": ("schedule", ("cosine", "linear")),
+    "floor_step": ("schedule", ("cosine", "linear")),
     "milestones": ("schedule", ("milestones",)),
     "gamma": ("schedule", ("milestones",)),
 }
@@ -158,15 +179,17 @@ _BELONGS: dict[str, tuple[str, tuple[str, ...]]] = {
 def changed(settings: TrainSettings, given: Mapping[str, Any]) -> TrainSettings:
     """`settings` with what was given instead.
 
-    Milestones and warm-up are in epochs: where only the number of epochs changes, they move in proportion. What was not
-    given and belongs to an optimizer or a schedule that is no longer there falls back to its default; what was given
-    and does not fit is refused.
+    Milestones and warm-up are in epochs: where only the number of epochs changes, they move in proportion. A warm-up in
+    epochs takes the place of one in steps, and the other way round. What was not given and belongs to an optimizer or a
+    schedule that is no longer there falls back to its default; what was given and does not fit is refused.
     """
     merged: dict[str, Any] = {**dataclasses.asdict(settings), **given}
+    if "warmup" in given and "warmup_steps" not in given:
+        merged["warmup_steps"] = 0
     if is_count(merged["epochs"], least=1):
         ratio = merged["epochs"] / settings.epochs
         if "warmup" not in given:
-            merged["warmup"] = settings.warmup * ratio
+            merged["warmup"] = settings.warmup * ratio if not merged["warmup_steps"] else 0.0
         if "milestones" not in given:
             merged["milestones"] = tuple(one * ratio for one in settings.milestones)
     for name, (owner, fitting) in _BELONGS.items():
