@@ -19,7 +19,7 @@ from spardl.cli.curves import INK, OVER_BYTES, OVER_TIME, Curve, as_svg, points
 from spardl.cli.page import render
 from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
-from spardl.train.report import EpochReport, SyncCosts, TrainReport
+from spardl.train.report import EpochReport, Reading, SyncCosts, TrainReport
 from spardl.train.settings import TrainSettings
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -43,6 +43,11 @@ def run_of(method: str, scores: list[float | None], *, seed: int = 0, **changes:
         )
         for number, score in enumerate(scores, start=1)
     ]
+    readings = [
+        Reading(report.step, seconds * report.epoch, sent * report.epoch, report.figures)
+        for report in epochs
+        if report.figures
+    ]
     facts: dict[str, Any] = {
         "recipe": "digits",
         "model": "digits-cnn",
@@ -57,7 +62,7 @@ def run_of(method: str, scores: list[float | None], *, seed: int = 0, **changes:
         "density": 0.01,
         "parameters_sha256": "0123456789abcdef",
     }
-    return TrainReport(**{**facts, **changes}, epochs=epochs)
+    return TrainReport(**{**facts, **changes}, epochs=epochs, readings=readings)
 
 
 def column(name: str, curves: list[Curve]) -> dict[str, str]:
@@ -143,10 +148,10 @@ def test_what_cannot_work_is_refused_before_any_worker_starts(
 # --- what the table and the pictures say ----------------------------------------------------------------------------
 
 
-def test_points_add_up_what_was_spent() -> None:
-    """Time and bytes of epochs that were not tested count in those that were."""
+def test_every_test_is_a_point() -> None:
+    """At its step, with the time and bytes until then; an epoch that was not tested is none."""
     found = points(run_of("spardl", [0.5, None, 0.9]))
-    assert [(point.epoch, point.seconds, point.bytes_sent) for point in found] == [(1, 2.0, 1e6), (3, 6.0, 3e6)]
+    assert [(point.step, point.seconds, point.bytes_sent) for point in found] == [(10, 2.0, 1e6), (30, 6.0, 3e6)]
 
 
 def test_speed_up_is_of_the_time_to_where_dense_ends() -> None:

@@ -41,9 +41,12 @@ def save_and_go_on(rank, workers, recipe, config, folder, every):
 
 
 HARD = {
-    "momentum, BatchNorm, dropout and augmentation": (fakes.POINTS.changed(nesterov=True, weight_decay=0.01), SPARSE),
+    "momentum, BatchNorm, dropout and augmentation": (
+        fakes.POINTS.changed(nesterov=True, weight_decay=0.01, eval_steps=15),
+        SPARSE,
+    ),
     "Adam, a carried state and micro-batches": (
-        fakes.RHYMES.changed(optimizer="adam", lr=0.01, accumulate=2, warmup=0.5),
+        fakes.RHYMES.changed(optimizer="adam", lr=0.01, accumulate=2, warmup=0.5, eval_steps=5),
         SyncConfig(method="exdyna", density=0.1, dense_below=0),
     ),
     "clipping, milestones and groups that follow DDP's buckets": (
@@ -65,6 +68,12 @@ def test_going_on_equals_never_having_stopped(case: str, tmp_path: Path) -> None
         assert report.figures == whole.figures
         assert [epoch.train_loss for epoch in report.epochs] == [epoch.train_loss for epoch in whole.epochs]
         assert report.costs.bytes_sent == whole.costs.bytes_sent
+        assert readings(report) == readings(whole)
+
+
+def readings(report):
+    """What every test has found, and where; times are never alike."""
+    return [(reading.step, reading.bytes_sent, reading.figures) for reading in report.readings]
 
 
 class Quitter(Quiet):

@@ -1,6 +1,7 @@
 """Training on several ranks is training; testing on several ranks is exact."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -38,10 +39,13 @@ class Watcher(Quiet):
     """Keeps what it was told."""
 
     def __init__(self):
-        self.steps, self.epochs = [], []
+        self.steps, self.readings, self.epochs = [], [], []
 
     def step(self, report):
         self.steps.append(report)
+
+    def tested(self, reading):
+        self.readings.append(reading)
 
     def epoch(self, report):
         self.epochs.append(report)
@@ -140,6 +144,25 @@ def test_a_run_that_is_cut_short_is_tested_at_its_end() -> None:
     assert [bool(epoch.figures) for epoch in report.epochs] == [False, True, True]
     rate = LearningRate(fakes.POINTS.settings, steps, workers=2)
     assert [step.lr for step in watcher.steps] == [rate.at(step) for step in range(len(watcher.steps))]
+
+
+def test_a_run_is_tested_between_epochs_too() -> None:
+    """Every `eval_steps` steps and at the end; time and bytes add up, and looking changes nothing."""
+    steps = 320 // 16
+    recipe = fakes.POINTS.changed(max_steps=2 * steps + 7, eval_every=0)
+    (report, watcher), _ = on_processes(2, watched, recipe.changed(eval_steps=8), SPARSE)
+    (alone,) = trained(2, SPARSE, recipe)
+    assert [reading.step for reading in report.readings] == [8, 16, 24, 32, 40, 47]
+    assert [reading.step for reading in watcher.readings] == [8, 16, 24, 32]
+    assert [bool(epoch.figures) for epoch in report.epochs] == [False, True, True]
+    assert [reading.figures for reading in report.readings[-2:]] == [epoch.figures for epoch in report.epochs[1:]]
+    last = report.readings[-1]
+    assert (last.seconds, last.bytes_sent) == (pytest.approx(report.seconds), report.costs.bytes_sent)
+    for before, after in itertools.pairwise(report.readings):
+        assert before.seconds < after.seconds and before.bytes_sent < after.bytes_sent
+    assert report.to_dict()["readings"][0]["figures"] == report.readings[0].figures
+    assert [reading.step for reading in alone.readings] == [47]
+    assert (alone.parameters_sha256, alone.figures) == (report.parameters_sha256, report.figures)
 
 
 def gradients_of_one_step(rank, workers, recipe):

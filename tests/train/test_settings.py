@@ -47,6 +47,7 @@ STEPPED = TrainSettings(
         ({"window": 0}, "window 0"),
         ({"subset": 0}, "subset 0"),
         ({"eval_every": -1}, "eval-every -1"),
+        ({"eval_steps": -1}, "eval-steps -1"),
         ({"loaders": -1}, "loaders -1"),
         ({"seed": -1}, "seed -1"),
     ],
@@ -108,5 +109,7 @@ def test_adamw_leaves_biases_and_norms_alone_unless_told_otherwise() -> None:
 
 def test_how_long_and_by_whom_does_not_change_the_course() -> None:
     """A checkpoint fits a run that only goes on longer, is tested more often, or loads its data otherwise."""
-    assert changed(PLAIN, {"max_steps": 5, "eval_every": 3, "loaders": 2}).trajectory == PLAIN.trajectory
+    assert (
+        changed(PLAIN, {"max_steps": 5, "eval_every": 3, "eval_steps": 7, "loaders": 2}).trajectory == PLAIN.trajectory
+    )
     assert changed(PLAIN, {"seed": 5}).trajectory != PLAIN.trajectory

@@ -43,9 +43,9 @@ TIMES = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 @dataclass(frozen=True)
 class Point:
-    """A tested epoch: the metric, and what this worker had spent by its end."""
+    """A test: the metric, and what this worker had spent by then."""
 
-    epoch: int
+    step: int
     seconds: float
     bytes_sent: float
     score: float
@@ -70,11 +70,11 @@ class Curve:
         return [run.seconds_to(goal.score) for run, goal in zip(self.runs, goals.runs, strict=True)]
 
     def middle(self) -> list[Point]:
-        """The mean over the seeds, epoch by epoch."""
+        """The mean over the seeds, test by test."""
         together = zip(*(points(run) for run in self.runs), strict=True)
         return [
             Point(
-                epoch=same[0].epoch,
+                step=same[0].step,
                 seconds=mean_of([point.seconds for point in same]),
                 bytes_sent=mean_of([point.bytes_sent for point in same]),
                 score=mean_of([point.score for point in same]),
@@ -84,14 +84,12 @@ class Curve:
 
 
 def points(run: TrainReport) -> list[Point]:
-    found, seconds, sent = [], 0.0, 0.0
-    for epoch in run.epochs:
-        seconds += epoch.seconds
-        sent += epoch.costs.bytes_sent
-        if run.metric in epoch.figures:
-            score = epoch.figures[run.metric]
-            found.append(Point(epoch.epoch, seconds, sent, score if math.isfinite(score) else math.nan))
-    return found
+    """Every test of a run, in the order of the steps."""
+    scores = [reading.figures[run.metric] for reading in run.readings]
+    return [
+        Point(reading.step, reading.seconds, reading.bytes_sent, score if math.isfinite(score) else math.nan)
+        for reading, score in zip(run.readings, scores, strict=True)
+    ]
 
 
 def mean_of(numbers: Sequence[float]) -> float:

@@ -99,7 +99,7 @@ def render(summary: "Summary", curves: Sequence[Curve], arguments: Sequence[str]
         OVER_BYTES: f"Test {first.metric} over bytes sent by one worker",
     }
     seeds = len(curves[0].runs)
-    caption = "Each tested epoch is a point." if seeds == 1 else f"Thick: mean of {seeds} seeds. Thin: each seed."
+    caption = "Each test is a point." if seeds == 1 else f"Thick: mean of {seeds} seeds. Thin: each seed."
     pictures = (
         f"<figure>{_inline(as_svg(curves, name), name, text)}"
         f"<figcaption>{escape(text)}. {caption}</figcaption></figure>"
@@ -112,7 +112,7 @@ def render(summary: "Summary", curves: Sequence[Curve], arguments: Sequence[str]
         f'<p class="soft">{escape(_sentences(summary.notes))}</p>',
         "<h2>Pictures</h2>",
         f'<div class="pictures">{"".join(pictures)}</div>',
-        f"<details><summary>The figures behind the pictures</summary>{_table(*_epochs(curves))}</details>",
+        f"<details><summary>The figures behind the pictures</summary>{_table(*_tests(curves))}</details>",
         "<h2>Each run</h2>",
         _table(*_runs(curves)),
         "<h2>Settings of all runs</h2>",
@@ -225,13 +225,13 @@ def _shown(value: Any) -> str:
     return ", ".join(_shown(one) for one in value) if isinstance(value, tuple | list) else str(value)
 
 
-def _epochs(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
+def _tests(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     metric = curves[0].runs[0].metric
     rows = [
         [
             curve.label,
             str(run.settings.seed),
-            str(point.epoch),
+            f"{point.step:,}",
             as_seconds(point.seconds),
             as_bytes(point.bytes_sent),
             as_figure(metric, point.score),
@@ -240,7 +240,7 @@ def _epochs(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
         for run in curve.runs
         for point in points(run)
     ]
-    return ["method", "seed", "epoch", "time", "sent", f"test {metric}"], rows
+    return ["method", "seed", "step", "time", "sent", f"test {metric}"], rows
 
 
 def _origin() -> str:

@@ -42,6 +42,8 @@ def _add_length_options(parser: argparse.ArgumentParser) -> None:
     add("--window", type=number_of("tokens"), metavar="N", help="tokens that a model of text sees at once")
     every = "epochs from test to test; 0 tests the last one only, which is always tested"
     add("--eval-every", type=number_of("epochs", at_least=0), metavar="N", help=every)
+    between = "steps from test to test, beside those of epochs, for curves over steps; 0 is none"
+    add("--eval-steps", type=number_of("steps", at_least=0), metavar="N", help=between)
     add("--eval-batch", type=number_of("examples"), metavar="N", help="examples per worker and batch of a test")
     add("--loaders", type=number_of("processes", at_least=0), metavar="N", help="processes that load data, per worker")
     add("--amp", metavar="|".join(get_args(Amp)), help="mixed precision: forward and loss in bfloat16")

@@ -45,6 +45,8 @@ def train(
         for batches in run.rest_of_epoch():
             report = train_step(run, batches, started)
             observer.step(report)
+            if is_tested_between(run):
+                observer.tested(run.note_test(figures_of(run)))
             if keeper is not None:
                 keeper.after_step(run)
             started = time.perf_counter()
@@ -90,6 +92,15 @@ def figures_of(run: Run) -> dict[str, float]:
 
 
 def is_tested(run: Run) -> bool:
-    """Whether the epoch that ends now is followed by a test: every `eval_every` epochs, and at the end."""
+    """Whether the epoch that ends now is followed by a test: by its number or the step's, and always at the end."""
     epoch, every = len(run.history) + 1, run.settings.eval_every
-    return epoch == run.epochs or (every > 0 and epoch % every == 0)
+    return epoch == run.epochs or (every > 0 and epoch % every == 0) or is_step_of_a_test(run)
+
+
+def is_tested_between(run: Run) -> bool:
+    """Whether a test comes in the middle of an epoch: every `eval_steps` steps."""
+    return run.step < run.end_of_epoch and is_step_of_a_test(run)
+
+
+def is_step_of_a_test(run: Run) -> bool:
+    return run.settings.eval_steps > 0 and run.step % run.settings.eval_steps == 0

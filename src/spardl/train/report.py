@@ -107,6 +107,20 @@ class EpochReport:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A test of the model, in the middle of an epoch or at its end, and what this rank had spent on training by then.
+
+    seconds  since the run began, without tests and checkpoints
+    figures  by name, `loss` and the task's metric among them
+    """
+
+    step: int
+    seconds: float
+    bytes_sent: float
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True)
 class TrainReport:
     """One run. Costs are this rank's. Density is what was asked for at the end, and what came.
 
@@ -114,6 +128,7 @@ class TrainReport:
     parameters_sha256  of all parameters and buffers at the end: equal for two runs that ended alike, bit for bit
     resumed_at         the step of the checkpoint that it went on from, or None
     note               what a reader should know of the data
+    readings           every test, in the order of the steps
     """
 
     recipe: str
@@ -132,6 +147,7 @@ class TrainReport:
     resumed_at: int | None = None
     note: str = ""
     epochs: list[EpochReport] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -178,14 +194,14 @@ class TrainReport:
     def is_as_good(self, score: float, goal: float) -> bool:
         return score >= goal if self.better == "higher" else score <= goal
 
+    def first_as_good(self, goal: float) -> Reading | None:
+        """The first test whose metric is at least as good as `goal`; None if there is none."""
+        return next((each for each in self.readings if self.is_as_good(each.figures[self.metric], goal)), None)
+
     def seconds_to(self, goal: float) -> float | None:
-        """Training time to the first tested epoch whose metric is at least as good as `goal`; None if there is none."""
-        elapsed = 0.0
-        for report in self.epochs:
-            elapsed += report.seconds
-            if self.metric in report.figures and self.is_as_good(report.figures[self.metric], goal):
-                return elapsed
-        return None
+        """Training time to the first test that is as good as `goal`; None if there is none."""
+        reading = self.first_as_good(goal)
+        return None if reading is None else reading.seconds
 
     def to_dict(self) -> dict[str, Any]:
         costs = self.costs
@@ -212,6 +228,7 @@ class TrainReport:
             "settings": dataclasses.asdict(self.settings),
             "config": dataclasses.asdict(self.config),
             "epochs": [report.to_dict() for report in self.epochs],
+            "readings": [dataclasses.asdict(reading) for reading in self.readings],
         }
 
 
@@ -248,6 +265,10 @@ class Observer(Protocol):
 
     def step(self, report: StepReport) -> None: ...
 
+    def tested(self, reading: Reading) -> None:
+        """In the middle of an epoch; what a test at its end has found is told with the epoch."""
+        ...
+
     def epoch(self, report: EpochReport) -> None: ...
 
 
@@ -258,6 +279,9 @@ class Quiet:
         pass
 
     def step(self, report: StepReport) -> None:
+        pass
+
+    def tested(self, reading: Reading) -> None:
         pass
 
     def epoch(self, report: EpochReport) -> None:
@@ -277,6 +301,10 @@ class Several:
     def step(self, report: StepReport) -> None:
         for observer in self._observers:
             observer.step(report)
+
+    def tested(self, reading: Reading) -> None:
+        for observer in self._observers:
+            observer.tested(reading)
 
     def epoch(self, report: EpochReport) -> None:
         for observer in self._observers:

@@ -25,7 +25,7 @@ from spardl.train.evaluation import averaged_statistics
 from spardl.train.models import build_model
 from spardl.train.optimizer import build_optimizer
 from spardl.train.recipes import Recipe
-from spardl.train.report import EpochReport, Outline, StepReport, SyncCosts, TrainReport
+from spardl.train.report import EpochReport, Outline, Reading, StepReport, SyncCosts, TrainReport
 from spardl.train.schedule import LearningRate
 from spardl.train.settings import TrainSettings
 from spardl.train.source import Batch, batches
@@ -79,6 +79,7 @@ class Run:
         self.carried: Any = None
         self.tally = Tally()
         self.history: list[EpochReport] = []
+        self.readings: list[Reading] = []
         self.resumed_at: int | None = None
         self._earlier, self._mark = SyncCosts(), SyncCosts()
 
@@ -104,13 +105,17 @@ class Run:
             samples_per_step=self.samples_per_step,
         )
 
+    @property
+    def end_of_epoch(self) -> int:
+        """The step at which the epoch that is going on ends."""
+        return min((len(self.history) + 1) * self.steps_per_epoch, self.last_step)
+
     # --- an epoch -------------------------------------------------------------------------------------------------
 
     def rest_of_epoch(self) -> Iterator[list[Batch]]:
         """The micro-batches of each step that this epoch still has, or that is left of the run."""
         seed, count, epoch = self.settings.seed, self.settings.accumulate, len(self.history)
-        done = self.step - epoch * self.steps_per_epoch
-        until = min(self.steps_per_epoch, self.last_step - epoch * self.steps_per_epoch)
+        done, until = (step - epoch * self.steps_per_epoch for step in (self.step, self.end_of_epoch))
         if done == 0:
             self.carried = None
         positions = self._order(epoch)[: until * count, self.rank]
@@ -127,8 +132,18 @@ class Run:
         self.tally.seconds += seconds
         return StepReport(self.step, len(self.history) + 1, loss, rate, seconds)
 
+    def note_test(self, figures: dict[str, float]) -> Reading:
+        """The model has been tested as it is now."""
+        seconds = sum(epoch.seconds for epoch in self.history) + self.tally.seconds
+        sent = sum(epoch.costs.bytes_sent for epoch in self.history) + self._spent().bytes_sent
+        reading = Reading(self.step, seconds, sent, figures)
+        self.readings.append(reading)
+        return reading
+
     def close_epoch(self, figures: dict[str, float]) -> EpochReport:
-        """Sum up the epoch that was going on. Collective."""
+        """Sum up the epoch that was going on, and what a test at its end has found, if there was one. Collective."""
+        if figures:
+            self.note_test(figures)
         loss = torch.tensor(self.tally.loss, dtype=torch.float64)
         dist.all_reduce(loss)
         steps, seconds = self.tally.steps, self.tally.seconds
@@ -168,6 +183,7 @@ class Run:
             resumed_at=self.resumed_at,
             note=self.data.note,
             epochs=list(self.history),
+            readings=list(self.readings),
         )
 
     # --- taking it up again ---------------------------------------------------------------------------------------
@@ -191,7 +207,7 @@ class Run:
 
     def own_state(self) -> State:
         """What is this rank's alone: residuals, velocities and controllers, Adam's second moments, BatchNorm's
-        statistics, what a language model carries from batch to batch, and the epoch so far."""
+        statistics, what a language model carries from batch to batch, the epoch so far, and what tests have found."""
         return {
             "sync": self.sync.state_dict(),
             "optimizer": self.optimizer.state_dict() if isinstance(self.optimizer, LocalAdam) else None,
@@ -199,6 +215,7 @@ class Run:
             "carried": self.carried,
             "tally": asdict(self.tally),
             "costs": asdict(self._spent()),
+            "readings": [asdict(reading) for reading in self.readings],
         }
 
     def load(self, step: int, history: Sequence[EpochReport], common: State, own: State) -> None:
@@ -212,6 +229,7 @@ class Run:
             buffer.copy_(own["buffers"][name])
         self.carried = own["carried"]
         self.tally = Tally(**own["tally"])
+        self.readings = [Reading(**each) for each in own["readings"]]
         self._earlier, self._mark = SyncCosts(**own["costs"]), self._all_costs()
 
     def _all_costs(self) -> SyncCosts:

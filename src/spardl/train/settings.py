@@ -47,6 +47,7 @@ class TrainSettings:
     subset        train on so many examples only, evenly spread; of a stream, on its first so many tokens
     max_steps     stop after so many, whatever the epochs say; schedules do not move
     eval_every    epochs from one test to the next; 0 tests the last one only, which is always tested
+    eval_steps    steps from one test to the next, beside those of epochs; 0 tests at the end of epochs only
     eval_batch    examples per worker and batch of a test; it has no bearing on the figures, only on memory
     loaders       processes per worker that prepare batches
     seed          of the initial weights, the shuffling and everything else that is random
@@ -78,6 +79,7 @@ class TrainSettings:
     subset: int | None = None
     max_steps: int | None = None
     eval_every: int = 1
+    eval_steps: int = 0
     eval_batch: int = 256
     loaders: int = 0
     seed: int = 0
@@ -138,7 +140,7 @@ class TrainSettings:
         for name in ("reference_batch", "floor_step", "eval_batch", "window", "subset", "max_steps"):
             number = getattr(self, name)
             _check(number is None or is_count(number, least=1), f"{_spelt(name)} {number} is not 1 or more.")
-        for name in ("warmup_steps", "eval_every", "loaders", "seed"):
+        for name in ("warmup_steps", "eval_every", "eval_steps", "loaders", "seed"):
             number = getattr(self, name)
             _check(is_count(number), f"{_spelt(name)} {number} is not a whole number from 0 on.")
         _check(
@@ -161,7 +163,7 @@ class TrainSettings:
 
 SETTINGS = tuple(field.name for field in dataclasses.fields(TrainSettings))
 
-_BESIDE = ("max_steps", "eval_every", "eval_batch", "loaders")
+_BESIDE = ("max_steps", "eval_every", "eval_steps", "eval_batch", "loaders")
 
 # Settings that mean something under certain others only.
 _BELONGS: dict[str, tuple[str, tuple[str, ...]]] = {
