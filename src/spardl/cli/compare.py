@@ -146,7 +146,7 @@ class Titled(Several):
         self._title = title
 
     def begin(self, outline: Outline) -> None:
-        super().begin(dataclasses.replace(outline, method=self._title))
+        super().begin(dataclasses.replace(outline, way=self._title))
 
 
 # --- the table ------------------------------------------------------------------------------------------------------

@@ -47,5 +47,5 @@ def draw_run(report: "TrainReport", target: str) -> None:
         axes.set_xlabel("training time in s")
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)
-    figure.suptitle(f"{report.recipe}, {report.method}, {report.workers} workers")
+    figure.suptitle(f"{report.recipe}, {report.way}, {report.workers} workers")
     figure.savefig(target, dpi=150)

@@ -35,10 +35,10 @@ class Lines(Quiet):
     def begin(self, outline: Outline) -> None:
         self._outline = outline
         if outline.first_step:
-            self._say(f"{outline.method}: goes on from step {outline.first_step:,} of {outline.last_step:,}")
+            self._say(f"{outline.way}: goes on from step {outline.first_step:,} of {outline.last_step:,}")
 
     def tested(self, reading: Reading) -> None:
-        title = f"{self._outline.method} step {reading.step:,}/{self._outline.last_step:,}"
+        title = f"{self._outline.way} step {reading.step:,}/{self._outline.last_step:,}"
         self._say(f"{title}: {self._found(reading.figures)}, {reading.seconds:.1f} s")
 
     def epoch(self, report: EpochReport) -> None:
@@ -53,7 +53,7 @@ class Lines(Quiet):
         return f"test {metric} {as_figure(metric, figures[metric])}"
 
     def _title(self, epoch: int) -> str:
-        return f"{self._outline.method} epoch {epoch}/{self._outline.epochs}"
+        return f"{self._outline.way} epoch {epoch}/{self._outline.epochs}"
 
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -64,7 +64,8 @@ def _add_optimizer_options(parser: argparse.ArgumentParser) -> None:
     add("--weight-decay", type=number, metavar="RATE", help="of any optimizer")
     which = "which parameters decay; matrices: neither biases nor norms, as adamw does by itself"
     add("--decaying", metavar="|".join(get_args(Decaying)), help=which)
-    clip = "clip the averaged gradient; sparse methods each worker's own before selecting, to sqrt(workers) times it"
+    clip = "clip the averaged gradient; sparse methods each worker's own before selecting, to sqrt(workers) times it;"
+    clip += " with local updates each worker's own"
     add("--clip", type=number, metavar="NORM", help=clip)
     add("--schedule", metavar="|".join(get_args(Schedule)), help="of the learning rate, after the warm-up")
     floor = "the share of the rate that cosine and linear end with"

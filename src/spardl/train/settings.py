@@ -41,7 +41,7 @@ class TrainSettings:
     milestones    in epochs
     gamma         what a milestone multiplies the rate by
     clip          the largest norm of the averaged gradient; sparse methods clip each worker's own before the
-                  selection, to sqrt(workers) times that
+                  selection, to sqrt(workers) times that; with local updates it is of each worker's own gradient
     amp           "bf16" runs forward and loss under autocast
     window        tokens that a model of text sees at once; left out, what its data set is usually cut into
     subset        train on so many examples only, evenly spread; of a stream, on its first so many tokens
