@@ -14,6 +14,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "errors",
         "extras",
         "choices",
+        "update",
         "density",
         "update",
         "metrics",

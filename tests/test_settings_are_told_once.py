@@ -15,9 +15,11 @@ from spardl.choices import declared
 from spardl.cli.commands import build_parser, parse
 from spardl.cli.options import sync_config
 from spardl.cli.settings_table import markdown, rows
+from spardl.cli.updates import UPDATE
 from spardl.collectives.methods.registry import METHODS
 from spardl.config import SyncConfig, options_of
 from spardl.density import DensitySchedule
+from spardl.update import LocalUpdates
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -25,7 +27,8 @@ PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")
 
 COMMON = {field.name: field for field in declared(SyncConfig)}
 OPTIONS = {name: field for method in METHODS for name, field in options_of(method).items()}
-SETTINGS = COMMON | OPTIONS
+LOCAL = {field.name: field for field in declared(LocalUpdates)}
+SETTINGS = COMMON | OPTIONS | {"update": UPDATE} | LOCAL
 
 
 def test_the_table_in_readme_is_made_from_the_declarations() -> None:
@@ -41,14 +44,15 @@ def test_the_table_has_every_setting_once() -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_is_an_option_of_training_with_the_same_text_and_default(name: str) -> None:
-    """Options of single methods are None where they are not given, and name the methods that have them."""
+    """Options of single methods are None where they are not given, and name the methods that have them; so are those of
+    local updates."""
     field = SETTINGS[name]
     options = {text: action for action in build_parser()[1]["train"]._actions for text in action.option_strings}
     action = options["--" + name.replace("_", "-")]
     assert action.dest == name
     assert field.metadata["text"].replace("`", "").replace("%", "%%") in str(action.help)
-    assert action.default == (field.default if name in COMMON else None)
-    if name in OPTIONS:
+    assert action.default == (None if name in OPTIONS | LOCAL else field.default)
+    if name in OPTIONS | LOCAL:
         (row,) = (row for row in rows() if row.setting == name)
         assert str(action.help).startswith(f"{row.methods}: ")
         assert f"(default: {row.default})" in str(action.help)

@@ -89,12 +89,14 @@ def test_bench_runs_as_ranks_of_torchrun() -> None:
 
 
 def test_train_reports_accuracy_and_traffic(tmp_path: Path) -> None:
-    """One line per epoch while it works, a table at the end, the record in a file, a log and a picture."""
+    """One line per epoch and test while it works, a table at the end, the record in a file, a log and a picture."""
     target, log, picture = tmp_path / "run.json", tmp_path / "log", tmp_path / "run.png"
     places = ("--json", target, "--log-dir", log, "--plot", picture)
-    done = spardl("train", "--workers", 2, "--epochs", 2, "--density", 0.05, *places, env=environment(COLUMNS=120))
+    what = ("--workers", 2, "--epochs", 2, "--density", 0.05, "--eval-steps", 30)
+    done = spardl("train", *what, *places, env=environment(COLUMNS=120))
     assert done.returncode == 0, done.stderr
-    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["spardl epoch 1/2", "spardl epoch 2/2"]
+    said = ["spardl step 30/88", "spardl epoch 1/2", "spardl step 60/88", "spardl epoch 2/2"]
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == said
     for word in ("test accuracy", "computing", "selecting", "waiting", "transferring", "samples per second"):
         assert word in done.stdout
     (record,) = json_lines(target.read_text())
@@ -109,6 +111,8 @@ def test_train_reports_accuracy_and_traffic(tmp_path: Path) -> None:
     assert [line["figures"] for line in lines if line["kind"] == "epoch"] == [
         epoch["figures"] for epoch in record["epochs"]
     ]
+    tests = [line["figures"] for line in lines if line["kind"] == "test"]
+    assert tests == [each["figures"] for each in record["readings"] if each["step"] in (30, 60)]
     assert list(log.glob("events.out.tfevents.*"))
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -20,6 +20,7 @@ from spardl.train.loop import train
 from spardl.train.recipes import Recipe
 from spardl.train.report import Quiet
 from spardl.train.saving import Every, Saving
+from spardl.update import LocalUpdates, resolve
 
 SPARSE = SyncConfig(density=0.1, dense_below=0)
 
@@ -29,21 +30,24 @@ def small_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.use(monkeypatch)
 
 
-def go_on(rank, workers, recipe, config, resume, folder=None):
-    return train(recipe, config, keeper=Keeper(Saving(folder=folder, resume=resume)))
+def go_on(rank, workers, recipe, config, resume, folder=None, rule=None):
+    return train(recipe, config, rule=rule, keeper=Keeper(Saving(folder=folder, resume=resume)))
 
 
-def save_and_go_on(rank, workers, recipe, config, folder, every):
+def save_and_go_on(rank, workers, recipe, config, rule, folder, every):
     """Train to the end, saving on the way; then go on from each of these checkpoints."""
-    whole = train(recipe, config, keeper=Keeper(Saving(folder=folder, every=every, keep=100)))
-    again = [go_on(rank, workers, recipe, config, str(each)) for each in sorted(folder.iterdir())]
+    whole = train(recipe, config, rule=rule, keeper=Keeper(Saving(folder=folder, every=every, keep=100)))
+    again = [go_on(rank, workers, recipe, config, str(each), rule=rule) for each in sorted(folder.iterdir())]
     return whole, again
 
 
 HARD = {
-    "momentum, BatchNorm, dropout and augmentation": (fakes.POINTS.changed(nesterov=True, weight_decay=0.01), SPARSE),
+    "momentum, BatchNorm, dropout and augmentation": (
+        fakes.POINTS.changed(nesterov=True, weight_decay=0.01, eval_steps=15),
+        SPARSE,
+    ),
     "Adam, a carried state and micro-batches": (
-        fakes.RHYMES.changed(optimizer="adam", lr=0.01, accumulate=2, warmup=0.5),
+        fakes.RHYMES.changed(optimizer="adam", lr=0.01, accumulate=2, warmup=0.5, eval_steps=5),
         SyncConfig(method="exdyna", density=0.1, dense_below=0),
     ),
     "clipping, milestones and groups that follow DDP's buckets": (
@@ -51,13 +55,25 @@ HARD = {
         SyncConfig(density=0.1, dense_below=0, groups="bucket"),
     ),
 }
+ADAMW = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "clip": 0.5, "eval_steps": 5}
+LOCAL = {
+    "weights of its own, after every step": (fakes.POINTS.changed(**ADAMW), SPARSE, LocalUpdates()),
+    "an exchange that lands late": (fakes.POINTS.changed(**ADAMW), SPARSE, LocalUpdates(every=3, delay=1)),
+    "an exchange that is under way from one to the next": (
+        fakes.RHYMES.changed(accumulate=2),
+        SyncConfig(method="exdyna", density=0.1, dense_below=0),
+        LocalUpdates(every=7, delay=7),
+    ),
+    "outer momentum": (fakes.POINTS, SPARSE, LocalUpdates(every=3, outer="nesterov", outer_rate=0.7, decay=0.9)),
+    "DiLoCo's way": (fakes.POINTS.changed(**ADAMW), SyncConfig(density=1.0), resolve("diloco", {"every": 6})[0]),
+}
 
 
-@pytest.mark.parametrize("case", HARD)
+@pytest.mark.parametrize("case", [*HARD, *LOCAL])
 def test_going_on_equals_never_having_stopped(case: str, tmp_path: Path) -> None:
     """In the middle of an epoch, at its end, and at the end of the run: the same weights and the same report."""
-    recipe, config = HARD[case]
-    whole, again = on_processes(2, save_and_go_on, recipe, config, tmp_path, Every(steps=20, seconds=None))[0]
+    recipe, config, rule = LOCAL[case] if case in LOCAL else (*HARD[case], None)
+    whole, again = on_processes(2, save_and_go_on, recipe, config, rule, tmp_path, Every(steps=10, seconds=None))[0]
     assert len(again) >= 2
     for report in again:
         assert report.resumed_at is not None
@@ -65,6 +81,12 @@ def test_going_on_equals_never_having_stopped(case: str, tmp_path: Path) -> None
         assert report.figures == whole.figures
         assert [epoch.train_loss for epoch in report.epochs] == [epoch.train_loss for epoch in whole.epochs]
         assert report.costs.bytes_sent == whole.costs.bytes_sent
+        assert readings(report) == readings(whole)
+
+
+def readings(report):
+    """What every test has found, and where; times are never alike."""
+    return [(reading.step, reading.bytes_sent, reading.figures) for reading in report.readings]
 
 
 class Quitter(Quiet):
@@ -155,6 +177,23 @@ def test_what_is_not_whole_is_never_seen(folder: Path) -> None:
     (folder / "step-00000027").rename(folder / "step-00000027.partial")
     assert resumed(folder, "latest", SHORT.changed(max_steps=21)) == 20
     assert not (folder / "step-00000027.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        (LocalUpdates(), "update gradients, and this one has local"),
+        (None, "update local, and this one has gradients"),
+        (LocalUpdates(every=5), "every 2, and this one has 5"),
+    ],
+)
+def test_a_checkpoint_of_another_update_rule_is_refused(rule: LocalUpdates | None, sentence: str, folder: Path) -> None:
+    """What is exchanged, and how often, decides the course of a run."""
+    if "gradients, and" not in sentence:
+        shutil.rmtree(folder)
+        on_processes(2, go_on, SHORT, SPARSE, None, folder, LocalUpdates(every=2))
+    kind, value = on_processes(2, go_on, SHORT, SPARSE, "latest", folder, rule, expect="any")[0]
+    assert kind == "raised" and sentence in value.splitlines()[0]
 
 
 @pytest.mark.parametrize(

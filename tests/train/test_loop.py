@@ -1,6 +1,7 @@
 """Training on several ranks is training; testing on several ranks is exact."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -14,14 +15,15 @@ from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
 from spardl.train.data.digits import digits
 from spardl.train.evaluation import averaged_statistics, evaluate
-from spardl.train.loop import train, train_step
+from spardl.train.loop import figures_of, train, train_step
 from spardl.train.models.cnn import digits_cnn
 from spardl.train.recipes import Recipe, recipe_named
-from spardl.train.report import Quiet, TrainReport
+from spardl.train.report import Quiet, TrainReport, rule_name
 from spardl.train.run import Run, with_clip, with_warmup
 from spardl.train.schedule import LearningRate
 from spardl.train.source import Examples
 from spardl.train.subset import part_of
+from spardl.update import LocalUpdates, resolve
 
 WORKERS = 3
 QUICK = recipe_named("digits").changed(epochs=1, batch_size=16, lr=0.05, seed=5)
@@ -38,10 +40,13 @@ class Watcher(Quiet):
     """Keeps what it was told."""
 
     def __init__(self):
-        self.steps, self.epochs = [], []
+        self.steps, self.readings, self.epochs = [], [], []
 
     def step(self, report):
         self.steps.append(report)
+
+    def tested(self, reading):
+        self.readings.append(reading)
 
     def epoch(self, report):
         self.epochs.append(report)
@@ -142,6 +147,25 @@ def test_a_run_that_is_cut_short_is_tested_at_its_end() -> None:
     assert [step.lr for step in watcher.steps] == [rate.at(step) for step in range(len(watcher.steps))]
 
 
+def test_a_run_is_tested_between_epochs_too() -> None:
+    """Every `eval_steps` steps and at the end; time and bytes add up, and looking changes nothing."""
+    steps = 320 // 16
+    recipe = fakes.POINTS.changed(max_steps=2 * steps + 7, eval_every=0)
+    (report, watcher), _ = on_processes(2, watched, recipe.changed(eval_steps=8), SPARSE)
+    (alone,) = trained(2, SPARSE, recipe)
+    assert [reading.step for reading in report.readings] == [8, 16, 24, 32, 40, 47]
+    assert [reading.step for reading in watcher.readings] == [8, 16, 24, 32]
+    assert [bool(epoch.figures) for epoch in report.epochs] == [False, True, True]
+    assert [reading.figures for reading in report.readings[-2:]] == [epoch.figures for epoch in report.epochs[1:]]
+    last = report.readings[-1]
+    assert (last.seconds, last.bytes_sent) == (pytest.approx(report.seconds), report.costs.bytes_sent)
+    for before, after in itertools.pairwise(report.readings):
+        assert before.seconds < after.seconds and before.bytes_sent < after.bytes_sent
+    assert report.to_dict()["readings"][0]["figures"] == report.readings[0].figures
+    assert [reading.step for reading in alone.readings] == [47]
+    assert (alone.parameters_sha256, alone.figures) == (report.parameters_sha256, report.figures)
+
+
 def gradients_of_one_step(rank, workers, recipe):
     run = Run(recipe, DENSE)
     torch.manual_seed(0)
@@ -207,6 +231,79 @@ def test_a_worker_clips_so_that_the_mean_over_noisy_ones_has_the_norm() -> None:
     assert with_clip(SPARSE, dataclasses.replace(settings, optimizer="adam"), 4, 100).clip_norm == 10
     own = dataclasses.replace(SPARSE, clip_norm=3.0)
     assert with_clip(own, settings, 4, 100) is own
+
+
+# --- local updates --------------------------------------------------------------------------------------------------
+
+ADAMW = fakes.POINTS.changed(optimizer="adamw", lr=0.01, clip=0.01)
+LOCALLY = LocalUpdates(every=4, delay=2)
+
+
+def look_after(rank, workers, steps):
+    """One rank's run after some steps: its kind of optimizer and model, the norm of its gradient, what it tests."""
+    run = Run(ADAMW, SPARSE, rule=LOCALLY)
+    for batches in itertools.islice(run.rest_of_epoch(), steps):
+        train_step(run, batches, 0.0)
+    own = [parameter.detach().clone() for parameter in run.module.parameters()]
+    norm = torch.stack([parameter.grad.norm() for parameter in run.module.parameters()]).norm().item()
+    figures, handed_out = figures_of(run), run.common_state()["model"]
+    after = [parameter.detach().clone() for parameter in run.module.parameters()]
+    run.finish()
+    return {
+        "kind": (type(run.optimizer), type(run.model)),
+        "norm": norm,
+        "own": own,
+        "kept": all(torch.equal(one, other) for one, other in zip(own, after, strict=True)),
+        "figures": figures,
+        "handed out": handed_out,
+        "sent": run.close_epoch({}).costs.bytes_sent,
+        "end": [parameter.detach() for parameter in run.module.parameters()],
+    }
+
+
+def test_each_rank_steps_its_own_weights_and_all_judge_the_shared_ones() -> None:
+    """By torch's own optimizer on a plain model, each clipping its own gradient; looking changes nothing."""
+    first, second = on_processes(2, look_after, 6)
+    for found in (first, second):
+        assert found["kind"] == (torch.optim.AdamW, nn.Sequential)
+        assert found["norm"] == pytest.approx(0.01, rel=1e-3)
+        assert found["kept"]
+    assert not all(torch.equal(one, other) for one, other in zip(first["own"], second["own"], strict=True))
+    assert first["figures"] == second["figures"]
+    for name, tensor in first["handed out"].items():
+        assert torch.equal(tensor, second["handed out"][name]), name
+
+
+def test_all_ranks_end_with_the_mean_of_their_weights_and_what_that_sends_counts() -> None:
+    """One dense exchange at the end: four bytes for each parameter, at least."""
+    first, second = on_processes(2, look_after, 6)
+    assert all(torch.equal(one, other) for one, other in zip(first["end"], second["end"], strict=True))
+    elements = sum(tensor.numel() for tensor in first["end"])
+    assert first["sent"] > 4 * elements
+
+
+@pytest.mark.parametrize("update", [None, LOCALLY], ids=["gradients", "local"])
+def test_micro_batches_make_one_step_under_either_rule(update: LocalUpdates | None) -> None:
+    """Whether DDP has wrapped the model or not."""
+    recipe = fakes.POINTS.changed(epochs=1)
+    one, other = on_processes(2, train_under, [recipe, recipe.changed(batch_size=2, accumulate=4)], update)[0]
+    assert one.steps == other.steps == 20
+    assert one.costs.rounds == other.costs.rounds > 0
+
+
+def train_under(rank, workers, recipes, rule):
+    return [train(recipe, SPARSE, rule=rule) for recipe in recipes]
+
+
+def test_local_updates_report_themselves() -> None:
+    """By the name that people know, with their settings; a published way at other intervals is still that way."""
+    diloco, _ = resolve("diloco", {"every": 5})
+    (report,) = on_processes(2, train_under, [fakes.POINTS.changed(epochs=1)], diloco)[0]
+    record = report.to_dict()
+    assert (report.way, record["update"], record["rule"]["every"]) == ("spardl, diloco", "diloco", 5)
+    assert report.costs.places == report.steps / 5 * report.parameters
+    assert rule_name(LocalUpdates(every=5)) == "local" and rule_name(None) == "gradients"
+    assert rule_name(resolve("local-sgd", {})[0]) == "local-sgd"
 
 
 def test_mixed_precision_computes_in_sixteen_bits() -> None:

@@ -56,6 +56,21 @@ def test_linear_falls_to_nothing() -> None:
     assert found[50] == 0.5 and found[75] == pytest.approx(0.25) and found[-1] == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_schedule_may_end_above_nothing_and_before_the_last_epoch(schedule: str) -> None:
+    """At its floor, in a step of its own, where it stays."""
+    found = rates(schedule=schedule, floor=0.1, floor_step=60, warmup_steps=20)
+    assert found[20] == 0.5 and found[40] == pytest.approx(0.5 * (0.1 + 0.9 / 2))
+    assert found[60:] == [pytest.approx(0.05)] * 40
+    assert found == sorted(found[:21]) + sorted(found[21:], reverse=True)
+
+
+def test_a_warm_up_may_be_given_in_steps() -> None:
+    """Linear over so many of them; longer than the run, it is all that there is."""
+    assert rates(schedule="constant", warmup_steps=20)[10] == pytest.approx((0.5 / 4 + 0.5) / 2)
+    assert rates(warmup_steps=200, warmup_start=0.0)[-1] == pytest.approx(0.5 * 99 / 200)
+
+
 def test_a_rate_for_another_batch_is_scaled() -> None:
     """Four workers with eight examples each are a quarter of 128."""
     assert rates(schedule="constant", reference_batch=128)[0] == pytest.approx(0.125)

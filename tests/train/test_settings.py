@@ -24,7 +24,7 @@ STEPPED = TrainSettings(
         ({"optimizer": "sdg"}, "Did you mean sgd?"),
         ({"schedule": "cosinus"}, "Did you mean cosine?"),
         ({"amp": "fp16"}, "no amp 'fp16'"),
-        ({"decay": "some"}, "no decay"),
+        ({"decaying": "some"}, "no decaying"),
         ({"momentum": 1.0}, r"\[0, 1\)"),
         ({"momentum": 0.0, "nesterov": True}, "nesterov without momentum"),
         ({"optimizer": "adam", "betas": (0.9,)}, "two numbers"),
@@ -33,6 +33,11 @@ STEPPED = TrainSettings(
         ({"weight_decay": -1.0}, "0 or more"),
         ({"warmup": 10.0}, "does not fit into 10"),
         ({"warmup_start": 2.0}, "from 0 to 1"),
+        ({"warmup": 1.0, "warmup_steps": 10}, "1 epochs or 10 steps, not both"),
+        ({"warmup_steps": -1}, "warmup-steps -1"),
+        ({"floor": 1.5}, "a floor from 0 to 1"),
+        ({"floor_step": 0}, "floor-step 0"),
+        ({"warmup_steps": 10, "floor_step": 10}, "make floor-step larger"),
         ({"schedule": "milestones"}, "milestones none"),
         ({"schedule": "milestones", "milestones": (5.0, 3.0)}, "ascending"),
         ({"schedule": "milestones", "milestones": (0.0,)}, "above 0"),
@@ -42,6 +47,7 @@ STEPPED = TrainSettings(
         ({"window": 0}, "window 0"),
         ({"subset": 0}, "subset 0"),
         ({"eval_every": -1}, "eval-every -1"),
+        ({"eval_steps": -1}, "eval-steps -1"),
         ({"loaders": -1}, "loaders -1"),
         ({"seed": -1}, "seed -1"),
     ],
@@ -57,6 +63,7 @@ def test_a_setting_that_cannot_work_is_refused(given: dict[str, Any], sentence: 
     [
         ({"milestones": (3.0,)}, "milestones belongs to the schedule milestones, and the schedule is cosine"),
         ({"gamma": 0.5}, "gamma belongs to the schedule milestones"),
+        ({"schedule": "constant", "floor": 0.1}, "floor belongs to the schedule cosine or linear"),
         ({"betas": (0.9, 0.99)}, "betas belongs to the optimizer adam or adamw, and the optimizer is sgd"),
         ({"optimizer": "adam", "momentum": 0.5}, "momentum belongs to the optimizer sgd"),
     ],
@@ -84,14 +91,25 @@ def test_milestones_and_warm_up_move_with_the_epochs() -> None:
     assert changed(STEPPED, {"epochs": 160}) == STEPPED
 
 
+def test_a_warm_up_in_epochs_takes_the_place_of_one_in_steps() -> None:
+    """And the other way round; one in steps does not move with the epochs."""
+    in_steps = changed(STEPPED, {"warmup_steps": 100})
+    assert (in_steps.warmup, in_steps.warmup_steps) == (0.0, 100)
+    assert changed(in_steps, {"epochs": 16}).warmup_steps == 100
+    in_epochs = changed(in_steps, {"warmup": 5.0})
+    assert (in_epochs.warmup, in_epochs.warmup_steps) == (5.0, 0)
+
+
 def test_adamw_leaves_biases_and_norms_alone_unless_told_otherwise() -> None:
     """The others decay everything unless told otherwise."""
     assert not changed(PLAIN, {"optimizer": "adamw"}).decays_all
-    assert changed(PLAIN, {"optimizer": "adamw", "decay": "all"}).decays_all
-    assert PLAIN.decays_all and not changed(PLAIN, {"decay": "matrices"}).decays_all
+    assert changed(PLAIN, {"optimizer": "adamw", "decaying": "all"}).decays_all
+    assert PLAIN.decays_all and not changed(PLAIN, {"decaying": "matrices"}).decays_all
 
 
 def test_how_long_and_by_whom_does_not_change_the_course() -> None:
     """A checkpoint fits a run that only goes on longer, is tested more often, or loads its data otherwise."""
-    assert changed(PLAIN, {"max_steps": 5, "eval_every": 3, "loaders": 2}).trajectory == PLAIN.trajectory
+    assert (
+        changed(PLAIN, {"max_steps": 5, "eval_every": 3, "eval_steps": 7, "loaders": 2}).trajectory == PLAIN.trajectory
+    )
     assert changed(PLAIN, {"seed": 5}).trajectory != PLAIN.trajectory

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from spardl.errors import ConfigError
-from spardl.train.source import IGNORED, Examples, Source, Stream, batches
+from spardl.train.source import IGNORED, Examples, Source, Stream, Windows, batches
+from spardl.train.subset import part_of
 
 
 def numbered(count: int) -> Examples:
@@ -83,12 +84,35 @@ def test_readers_of_a_stream_go_on_where_they_stopped() -> None:
         assert torch.equal(first[0][:, 1:], first[1][:, :-1])
 
 
+@pytest.mark.parametrize("kind", [Stream, Windows])
 @pytest.mark.parametrize("workers", [1, 3, 20])
-def test_a_test_stream_counts_each_token_once(workers: int) -> None:
+def test_a_test_stream_counts_each_token_once(workers: int, kind: type[Stream]) -> None:
     """Also where readers and windows do not divide it; what lies beyond is ignored."""
-    stream = Stream(torch.arange(1003), window=7)
+    stream = kind(torch.arange(1003), window=7)
     counted: list[int] = []
     for rank in range(workers):
         for _, targets in batches(stream, stream.sweep(rank, workers, 4), seeds=(0,)):
             counted += targets[targets != IGNORED].tolist()
     assert sorted(counted) == list(range(1, 1003))
+
+
+def test_windows_are_cut_elsewhere_in_every_epoch() -> None:
+    """Side by side from an offset of the epoch's own, in another order; as many in each, and all of them full."""
+    source = Windows(torch.arange(1000), window=7)
+    orders = [source.order(2, 5, seed=0, epoch=epoch).flatten() for epoch in range(30)]
+    assert {len(order) for order in orders} == {140}
+    offsets = {int(order.min()) % 7 for order in orders}
+    assert offsets == set(range(7))
+    for order in orders:
+        assert set((order % 7).tolist()) == {int(order[0]) % 7} and len(set(order.tolist())) == 140
+        _, targets = source.fetch(order, torch.Generator())
+        assert int(targets.min()) > 0, "a target is ignored"
+    assert not torch.equal(orders[0] // 7, orders[1] // 7)
+
+
+def test_part_of_a_text_is_cut_like_the_whole() -> None:
+    """Its first tokens, in windows of the same length."""
+    part = part_of(Windows(torch.arange(1000), window=7), 100)
+    assert isinstance(part, Windows) and (len(part), part.window) == (100, 7)
+    with pytest.raises(ConfigError, match="13 training windows do not fill one step of 2 workers with 7 each"):
+        part.order(2, 7, seed=0, epoch=0)

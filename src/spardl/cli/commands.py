@@ -25,7 +25,8 @@ DESCRIPTION = "Sparse gradient synchronisation for data-parallel PyTorch."
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of one command, with `run` to carry it out and `arguments` to start it again."""
+    """The options of one command, with `run` to carry it out and `arguments` to start it again. `given` are the names
+    of those that stand there or in a file, rather than by default."""
     if not arguments:
         arguments = ["--help"]
     parser, commands = build_parser(arguments[:1])
@@ -36,13 +37,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         (commands[options.command] if options.command else parser).refuse(unknown)
     if options.command is None:
         parser.error("which command")
+    command, from_file = commands[options.command], {}
     if getattr(options, "config", None) is not None:
         # As defaults, so that what the command line says counts more.
-        command = commands[options.command]
-        command.set_defaults(**read_options(options.config, command))
+        from_file = read_options(options.config, command)
+        command.set_defaults(**from_file)
         options = parser.parse_args(arguments)
     options.arguments = list(arguments)
+    options.given = _given(command, arguments) | set(from_file)
     return options
+
+
+def _given(command: Parser, arguments: Sequence[str]) -> set[str]:
+    """The names of options that stand among the arguments; they are never abbreviated."""
+    known = command._option_string_actions
+    words = (argument.partition("=")[0] for argument in arguments)
+    return {known[word].dest for word in words if word in known}
 
 
 def build_parser(only: Sequence[str] = tuple(COMMANDS)) -> tuple[Parser, dict[str, Parser]]:

@@ -1,4 +1,4 @@
-"""`spardl compare --pictures`: the metric against training time and against bytes sent, one curve per method."""
+"""`spardl compare --pictures`: the metric against steps, training time and bytes sent, one curve per method."""
 
 import io
 import math
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OVER_TIME, OVER_BYTES = "metric-over-time", "metric-over-bytes"
+OVER_STEPS, OVER_TIME, OVER_BYTES = "metric-over-steps", "metric-over-time", "metric-over-bytes"
+PICTURES = (OVER_STEPS, OVER_TIME, OVER_BYTES)
 
 # Text and axes, and the dense run. A page puts its own colour of text in this one's place.
 INK = "#1b1e22"
@@ -43,9 +44,9 @@ TIMES = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 @dataclass(frozen=True)
 class Point:
-    """A tested epoch: the metric, and what this worker had spent by its end."""
+    """A test: the metric, and what this worker had spent by then."""
 
-    epoch: int
+    step: int
     seconds: float
     bytes_sent: float
     score: float
@@ -53,7 +54,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One method at one density: its runs, one per seed."""
+    """One method at one density under one update rule: its runs, one per seed."""
 
     label: str
     runs: list[TrainReport]
@@ -61,6 +62,16 @@ class Curve:
     @property
     def method(self) -> str:
         return self.runs[0].method
+
+    @property
+    def way(self) -> str:
+        """The method and the update rule."""
+        return self.runs[0].way
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.runs[0].settings.lr
 
     def mean(self, figure: Callable[[TrainReport], float]) -> float:
         return mean_of([figure(run) for run in self.runs])
@@ -70,11 +81,11 @@ class Curve:
         return [run.seconds_to(goal.score) for run, goal in zip(self.runs, goals.runs, strict=True)]
 
     def middle(self) -> list[Point]:
-        """The mean over the seeds, epoch by epoch."""
+        """The mean over the seeds, test by test."""
         together = zip(*(points(run) for run in self.runs), strict=True)
         return [
             Point(
-                epoch=same[0].epoch,
+                step=same[0].step,
                 seconds=mean_of([point.seconds for point in same]),
                 bytes_sent=mean_of([point.bytes_sent for point in same]),
                 score=mean_of([point.score for point in same]),
@@ -84,14 +95,12 @@ class Curve:
 
 
 def points(run: TrainReport) -> list[Point]:
-    found, seconds, sent = [], 0.0, 0.0
-    for epoch in run.epochs:
-        seconds += epoch.seconds
-        sent += epoch.costs.bytes_sent
-        if run.metric in epoch.figures:
-            score = epoch.figures[run.metric]
-            found.append(Point(epoch.epoch, seconds, sent, score if math.isfinite(score) else math.nan))
-    return found
+    """Every test of a run, in the order of the steps."""
+    scores = [reading.figures[run.metric] for reading in run.readings]
+    return [
+        Point(reading.step, reading.seconds, reading.bytes_sent, score if math.isfinite(score) else math.nan)
+        for reading, score in zip(run.readings, scores, strict=True)
+    ]
 
 
 def mean_of(numbers: Sequence[float]) -> float:
@@ -103,9 +112,20 @@ def is_dense(method: str) -> bool:
 
 
 def reference(curves: Sequence[Curve]) -> Curve | None:
-    """What the others are measured against: dense, or else the first method that sends everything."""
-    dense = [curve for curve in curves if is_dense(curve.method)]
+    """What the others are measured against: dense, or else the first method that sends all gradients."""
+    dense = [curve for curve in curves if is_dense(curve.method) and curve.runs[0].rule is None]
     return min(dense, key=lambda curve: curve.method != "dense", default=None)
+
+
+def best_of(curves: Sequence[Curve]) -> Curve:
+    """Of the same way at several learning rates, the one that ended best, over all seeds."""
+
+    def rank(curve: Curve) -> float:
+        score = curve.mean(lambda run: run.score)
+        higher = score if curve.runs[0].better == "higher" else -score
+        return higher if math.isfinite(score) else -math.inf
+
+    return max(curves, key=rank)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -120,7 +140,7 @@ def check_pictures(folder: Path | None) -> None:
         raise ConfigError(f"cannot put pictures into {folder}: {nearest} is a file; name a folder.")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"cannot put pictures into {folder}: permission denied.")
-    for name in (OVER_TIME, OVER_BYTES) if folder.is_dir() else ():
+    for name in PICTURES if folder.is_dir() else ():
         check_target(str(folder / f"{name}.png"))
     check_drawing()
 
@@ -131,7 +151,7 @@ def save_pictures(curves: Sequence[Curve], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     first = curves[0].runs[0]
     with rc_context(STYLE):
-        for name in (OVER_TIME, OVER_BYTES):
+        for name in PICTURES:
             figure = draw(curves, name)
             figure.suptitle(f"{first.recipe}, {first.workers} workers", fontsize="medium")
             figure.savefig(folder / f"{name}.png", dpi=200)
@@ -159,7 +179,11 @@ def draw(curves: Sequence[Curve], name: str) -> "Figure":
     figure = Figure(figsize=(5.6, 4.4), layout="constrained")
     axes = figure.subplots()
     dense = reference(curves)
-    if name == OVER_TIME:
+    if name == OVER_STEPS:
+        _draw_curves(axes, curves, dense, lambda point: point.step)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("steps")
+    elif name == OVER_TIME:
         unit, size = _unit(max(run.seconds for curve in curves for run in curve.runs))
         _draw_curves(axes, curves, dense, lambda point: point.seconds / size)
         axes.set_xlim(left=0)
@@ -200,18 +224,18 @@ def _draw_curves(axes: "Axes", curves: Sequence[Curve], dense: Curve | None, ove
 
 
 def _styles(curves: Sequence[Curve], dense: Curve | None) -> dict[str, dict[str, Any]]:
-    """By label. A method has its colour and marker, and each of its densities a kind of line."""
-    looks = {dense.method: (INK, "o")} if dense is not None else {}
-    methods = [curve.method for curve in curves if curve.method not in looks]
-    for number, method in enumerate(dict.fromkeys(methods)):
-        looks[method] = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+    """By label. A method has its colour and marker under each rule, and each of its densities a kind of line."""
+    looks = {dense.way: (INK, "o")} if dense is not None else {}
+    ways = [curve.way for curve in curves if curve.way not in looks]
+    for number, way in enumerate(dict.fromkeys(ways)):
+        looks[way] = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
     styles: dict[str, dict[str, Any]] = {}
     seen: list[str] = []
     for curve in curves:
-        colour, marker = looks[curve.method]
-        line = LINES[seen.count(curve.method) % len(LINES)]
+        colour, marker = looks[curve.way]
+        line = LINES[seen.count(curve.way) % len(LINES)]
         styles[curve.label] = {"color": colour, "marker": marker, "linestyle": line}
-        seen.append(curve.method)
+        seen.append(curve.way)
     return styles
 
 

@@ -9,7 +9,7 @@ from spardl.cli.parser import Numbers, Parser
 from spardl.errors import ConfigError
 
 NOT_IN_A_FILE = ("help", "config")
-LISTS = ("methods",)
+LISTS = ("methods", "updates")
 
 
 def add_config_option(parser: argparse._ActionsContainer) -> None:

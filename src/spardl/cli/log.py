@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from spardl.cli.output import to_json
 from spardl.errors import ConfigError
 from spardl.extras import how_to_install, is_installed
-from spardl.train.report import EpochReport, Outline, Quiet, StepReport
+from spardl.train.report import EpochReport, Outline, Quiet, Reading, StepReport
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -70,6 +70,10 @@ class Log(Quiet):
         self._scalars(
             report.step, {"train/loss": report.loss, "train/learning rate": report.lr, "train/samples per second": rate}
         )
+
+    def tested(self, reading: Reading) -> None:
+        self._write("test", dataclasses.asdict(reading))
+        self._scalars(reading.step, {f"test/{name}": value for name, value in reading.figures.items()})
 
     def epoch(self, report: EpochReport) -> None:
         self._write("epoch", report.to_dict())

@@ -30,7 +30,7 @@ def add_sync_options(parser: argparse.ArgumentParser, *, several_methods: bool =
                 help="names that `spardl methods` lists, separated by commas, or all (default: %(default)s)",
             )
         elif field.name not in MODEL_OPTIONS:
-            _add(group, field)
+            add_setting(group, field)
         if field.name == "density":
             group.add_argument(
                 "--density-warmup",
@@ -47,7 +47,7 @@ def _add_method_options(group: argparse._ArgumentGroup) -> None:
         for name in options_of(method):
             owners.setdefault(name, []).append(method)
     for name, methods in owners.items():
-        _add(group, options_of(methods[0])[name], of=", ".join(methods))
+        add_setting(group, options_of(methods[0])[name], of=", ".join(methods))
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -55,11 +55,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("gradients of a model")
     for field in declared(SyncConfig):
         if field.name in MODEL_OPTIONS:
-            _add(group, field)
+            add_setting(group, field)
 
 
-def _add(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]", of: str = "") -> None:
-    """An option for a setting. Its value is None where it is not given; choices are shown here and checked later."""
+def add_setting(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]", of: str = "") -> None:
+    """An option for a setting; choices are shown here and checked later.
+
+    One that only some have, `of` whom it says, is None where it is not given.
+    """
     default, meta = field.default, field.metadata
     shown = (
         ""
@@ -97,7 +100,8 @@ def _parsed(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
         try:
             return parse(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor auto") from None
+            kind = "a number" if name == "outer_rate" else "a whole number"
+            raise argparse.ArgumentTypeError(f"{text!r} is neither {kind} nor auto") from None
 
     return parsed
 

@@ -5,23 +5,24 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spardl.cli.curves import INK, OVER_BYTES, OVER_TIME, Curve, as_svg, is_dense, points
+from spardl.cli.curves import INK, OVER_BYTES, OVER_STEPS, OVER_TIME, Curve, as_svg, is_dense, points
 from spardl.cli.output import as_bytes, as_figure, as_percent, as_seconds, check_target
 from spardl.cli.plot import check_drawing
 from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
-from spardl.train.report import TrainReport
+from spardl.train.report import TrainReport, rule_name
+from spardl.update import LocalUpdates
 from spardl.version import __version__
 
 if TYPE_CHECKING:
-    from spardl.cli.compare import Summary
+    from spardl.cli.summary import Summary
 
 ENDINGS = (".html", ".htm")
 
@@ -85,21 +86,23 @@ def check_page(target: str | None) -> None:
     check_drawing()
 
 
-def write_page(target: str, summary: "Summary", curves: Sequence[Curve], arguments: Sequence[str]) -> None:
+def write_page(target: str, tables: "Sequence[Summary]", curves: Sequence[Curve], arguments: Sequence[str]) -> None:
     # A file name that is no text in any encoding may stand in the command line.
-    page = render(summary, curves, arguments)
+    page = render(tables, curves, arguments)
     Path(target).write_text(page, encoding="utf-8", errors="backslashreplace")
 
 
-def render(summary: "Summary", curves: Sequence[Curve], arguments: Sequence[str]) -> str:
-    first = curves[0].runs[0]
+def render(tables: "Sequence[Summary]", curves: Sequence[Curve], arguments: Sequence[str]) -> str:
+    """The first table is the page's own, and others follow it."""
+    first, (summary, *others) = curves[0].runs[0], tables
     title = f"{first.recipe}: {', '.join(curve.label for curve in curves)}"
     picture_titles = {
+        OVER_STEPS: f"Test {first.metric} over steps",
         OVER_TIME: f"Test {first.metric} over training time",
         OVER_BYTES: f"Test {first.metric} over bytes sent by one worker",
     }
     seeds = len(curves[0].runs)
-    caption = "Each tested epoch is a point." if seeds == 1 else f"Thick: mean of {seeds} seeds. Thin: each seed."
+    caption = "Each test is a point." if seeds == 1 else f"Thick: mean of {seeds} seeds. Thin: each seed."
     pictures = (
         f"<figure>{_inline(as_svg(curves, name), name, text)}"
         f"<figcaption>{escape(text)}. {caption}</figcaption></figure>"
@@ -110,9 +113,10 @@ def render(summary: "Summary", curves: Sequence[Curve], arguments: Sequence[str]
         f'<p class="soft">{escape(first.model)} on {escape(first.data)}, the same recipe under each method</p>',
         _table(summary.columns, summary.rows, style="cards"),
         f'<p class="soft">{escape(_sentences(summary.notes))}</p>',
+        *(part for other in others for part in _section(other)),
         "<h2>Pictures</h2>",
         f'<div class="pictures">{"".join(pictures)}</div>',
-        f"<details><summary>The figures behind the pictures</summary>{_table(*_epochs(curves))}</details>",
+        f"<details><summary>The figures behind the pictures</summary>{_table(*_tests(curves))}</details>",
         "<h2>Each run</h2>",
         _table(*_runs(curves)),
         "<h2>Settings of all runs</h2>",
@@ -130,6 +134,12 @@ def render(summary: "Summary", curves: Sequence[Curve], arguments: Sequence[str]
     ]
     lines = ["<!DOCTYPE html>", '<html lang="en">', "<head>", *head, "</head>", "<body>", *body, "</body>", "</html>"]
     return "\n".join(lines) + "\n"
+
+
+def _section(table: "Summary") -> Iterator[str]:
+    yield f"<h2>{escape(table.title)}</h2>"
+    yield _table(table.columns, table.rows, style="cards")
+    yield f'<p class="soft">{escape(_sentences(table.notes))}</p>'
 
 
 # --- parts of it ----------------------------------------------------------------------------------------------------
@@ -168,12 +178,15 @@ def _sentences(notes: Sequence[str]) -> str:
 
 def _runs(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     """What differs from run to run beside the result: the density asked for, and where the time went."""
-    columns = ["method", "seed", "density asked for", "rounds per step", "bits per entry", "samples per second"]
+    columns = ["method", "seed", "learning rate", "update rule", "density asked for"]
+    columns += ["rounds per step", "bits per entry", "samples per second"]
     columns += ["computing", "selecting", "waiting", "transferring", "weights at the end"]
     rows = [
         [
             curve.label,
             str(run.settings.seed),
+            f"{run.settings.lr:g}",
+            _rule(run.rule),
             _density(run.config),
             f"{run.costs.rounds / run.steps:.3g}",
             f"{run.costs.bits_per_entry:.1f}",
@@ -190,6 +203,15 @@ def _runs(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
 def _split(run: TrainReport) -> tuple[float, ...]:
     costs = run.costs
     return run.seconds_computing, costs.seconds_selecting, costs.seconds_waiting, costs.seconds_transferring
+
+
+def _rule(rule: LocalUpdates | None) -> str:
+    """Its name, and what is set otherwise than by default."""
+    if rule is None:
+        return rule_name(rule)
+    fields = [field for field in dataclasses.fields(rule) if getattr(rule, field.name) != field.default]
+    told = [f"{field.name.replace('_', ' ')} {_shown(getattr(rule, field.name))}" for field in fields]
+    return ", ".join([rule_name(rule), *told])
 
 
 def _density(config: SyncConfig) -> str:
@@ -212,7 +234,7 @@ def _shared_settings(curves: Sequence[Curve]) -> dict[str, str]:
         **dataclasses.asdict(first.config),
     }
     # These are told by method and by run.
-    for name in ("method", "density", "seed"):
+    for name in ("method", "density", "seed", "lr"):
         del settings[name]
     return {name.replace("_", "-"): _shown(value) for name, value in settings.items() if value not in (None, ())}
 
@@ -225,13 +247,13 @@ def _shown(value: Any) -> str:
     return ", ".join(_shown(one) for one in value) if isinstance(value, tuple | list) else str(value)
 
 
-def _epochs(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
+def _tests(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     metric = curves[0].runs[0].metric
     rows = [
         [
             curve.label,
             str(run.settings.seed),
-            str(point.epoch),
+            f"{point.step:,}",
             as_seconds(point.seconds),
             as_bytes(point.bytes_sent),
             as_figure(metric, point.score),
@@ -240,7 +262,7 @@ def _epochs(curves: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
         for run in curve.runs
         for point in points(run)
     ]
-    return ["method", "seed", "epoch", "time", "sent", f"test {metric}"], rows
+    return ["method", "seed", "step", "time", "sent", f"test {metric}"], rows
 
 
 def _origin() -> str:

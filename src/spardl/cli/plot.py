@@ -36,7 +36,7 @@ def draw_run(report: "TrainReport", target: str) -> None:
     for epoch in report.epochs:
         elapsed += epoch.seconds
         ends.append(elapsed)
-    tested = [(end, epoch.figures) for end, epoch in zip(ends, report.epochs, strict=True) if epoch.figures]
+    tested = [(reading.seconds, reading.figures) for reading in report.readings]
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot(ends, [epoch.train_loss for epoch in report.epochs], marker=".", label="training")
@@ -47,5 +47,5 @@ def draw_run(report: "TrainReport", target: str) -> None:
         axes.set_xlabel("training time in s")
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)
-    figure.suptitle(f"{report.recipe}, {report.method}, {report.workers} workers")
+    figure.suptitle(f"{report.recipe}, {report.way}, {report.workers} workers")
     figure.savefig(target, dpi=150)

@@ -5,11 +5,11 @@ The bar is drawn by rich; without it there are the lines.
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from spardl.cli.output import as_figure, has_rich
-from spardl.train.report import EpochReport, Outline, Quiet, StepReport
+from spardl.train.report import EpochReport, Outline, Quiet, Reading, StepReport
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -30,23 +30,30 @@ def observer(rank: int) -> Iterator["Observer"]:
 
 
 class Lines(Quiet):
-    """One line per epoch."""
+    """One line per epoch, and one per test in the middle of one."""
 
     def begin(self, outline: Outline) -> None:
         self._outline = outline
         if outline.first_step:
-            self._say(f"{outline.method}: goes on from step {outline.first_step:,} of {outline.last_step:,}")
+            self._say(f"{outline.way}: goes on from step {outline.first_step:,} of {outline.last_step:,}")
+
+    def tested(self, reading: Reading) -> None:
+        title = f"{self._outline.way} step {reading.step:,}/{self._outline.last_step:,}"
+        self._say(f"{title}: {self._found(reading.figures)}, {reading.seconds:.1f} s")
 
     def epoch(self, report: EpochReport) -> None:
         parts = [f"loss {report.train_loss:.3f}"]
         if report.figures:
-            metric = self._outline.metric
-            parts.append(f"test {metric} {as_figure(metric, report.figures[metric])}")
+            parts.append(self._found(report.figures))
         parts += [f"{report.seconds:.1f} s", f"{report.samples_per_second:,.0f} samples/s"]
         self._say(f"{self._title(report.epoch)}: {', '.join(parts)}")
 
+    def _found(self, figures: Mapping[str, float]) -> str:
+        metric = self._outline.metric
+        return f"test {metric} {as_figure(metric, figures[metric])}"
+
     def _title(self, epoch: int) -> str:
-        return f"{self._outline.method} epoch {epoch}/{self._outline.epochs}"
+        return f"{self._outline.way} epoch {epoch}/{self._outline.epochs}"
 
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)

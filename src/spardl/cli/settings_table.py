@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from spardl.choices import declared
+from spardl.cli.updates import OWNER, UPDATE
 from spardl.collectives.methods.registry import METHODS
 from spardl.config import SyncConfig, options_of
+from spardl.update import LocalUpdates
 
 
 class Row(NamedTuple):
-    """One setting as people read it. `methods` are those that have it."""
+    """One setting as people read it. `methods` are those that have it; or it is one of local updates."""
 
     setting: str
     default: str
@@ -24,7 +26,7 @@ class Row(NamedTuple):
 
 
 def rows(methods: Iterable[str] = METHODS) -> Iterator[Row]:
-    """The settings that all methods share, then the options that only some of these methods have."""
+    """The settings that all methods share, the options that only some of these methods have, and the update rule."""
     for field in declared(SyncConfig):
         yield _row(field)
     owners: dict[str, list[str]] = {}
@@ -33,6 +35,9 @@ def rows(methods: Iterable[str] = METHODS) -> Iterator[Row]:
             owners.setdefault(name, []).append(method)
     for name, having in owners.items():
         yield _row(options_of(having[0])[name], ", ".join(having))
+    yield _row(UPDATE)
+    for field in declared(LocalUpdates):
+        yield _row(field, OWNER)
 
 
 def markdown(methods: Iterable[str] = METHODS) -> str:

@@ -14,6 +14,7 @@ from spardl.cli.plot import check_plot, draw_run
 from spardl.cli.progress import observer
 from spardl.cli.ranks import run_on_ranks
 from spardl.cli.training import add_checkpoint_options, add_recipe_options, chosen_recipe, chosen_saving
+from spardl.cli.updates import add_update_options, chosen_update
 from spardl.launch.place import Place
 from spardl.launch.signals import asked_to_stop
 
@@ -30,6 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_worker_options(parser)
     add_sync_options(parser)
     add_model_options(parser)
+    add_update_options(parser)
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +51,8 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     # What cannot work is refused before any worker starts.
-    config, recipe, saving = sync_config(options), chosen_recipe(options), chosen_saving(options)
+    rule, config = chosen_update(options, options.update, sync_config(options))
+    recipe, saving = chosen_recipe(options), chosen_saving(options)
     check_log_dir(options.log_dir, resuming=saving.resume is not None)
     check_plot(options.plot)
 
@@ -62,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
             watcher = stack.enter_context(watching(options, place.rank))
             asked: Callable[[], int] = stack.enter_context(asked_to_stop()) if saving.folder is not None else lambda: 0
             keeper = Keeper(saving, asked) if saving.folder is not None or saving.resume is not None else None
-            report = train(recipe, config, data_dir=options.data_dir, observer=watcher, keeper=keeper)
+            report = train(recipe, config, rule=rule, data_dir=options.data_dir, observer=watcher, keeper=keeper)
             write(report.to_dict())
         if place.rank == 0:
             if options.json != "-":
@@ -98,7 +101,7 @@ def show(report: "TrainReport") -> None:
     )
     total = report.seconds or 1.0
     table(
-        f"{report.recipe}, {report.method}: {report.workers} workers, {report.parameters:,} parameters,"
+        f"{report.recipe}, {report.way}: {report.workers} workers, {report.parameters:,} parameters,"
         f" {report.steps:,} steps",
         ("", "at the end"),
         [

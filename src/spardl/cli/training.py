@@ -11,7 +11,7 @@ from spardl.errors import ConfigError
 from spardl.train.data import check_packages
 from spardl.train.recipes import DEFAULT, Recipe, choose_recipe
 from spardl.train.saving import DEFAULT_KEEP, Every, Saving
-from spardl.train.settings import SETTINGS, Amp, Decay, Optimizer, Schedule
+from spardl.train.settings import SETTINGS, Amp, Decaying, Optimizer, Schedule
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,8 @@ def _add_length_options(parser: argparse.ArgumentParser) -> None:
     add("--window", type=number_of("tokens"), metavar="N", help="tokens that a model of text sees at once")
     every = "epochs from test to test; 0 tests the last one only, which is always tested"
     add("--eval-every", type=number_of("epochs", at_least=0), metavar="N", help=every)
+    between = "steps from test to test, beside those of epochs, for curves over steps; 0 is none"
+    add("--eval-steps", type=number_of("steps", at_least=0), metavar="N", help=between)
     add("--eval-batch", type=number_of("examples"), metavar="N", help="examples per worker and batch of a test")
     add("--loaders", type=number_of("processes", at_least=0), metavar="N", help="processes that load data, per worker")
     add("--amp", metavar="|".join(get_args(Amp)), help="mixed precision: forward and loss in bfloat16")
@@ -61,11 +63,18 @@ def _add_optimizer_options(parser: argparse.ArgumentParser) -> None:
     add("--epsilon", type=number, metavar="NUMBER", help="of Adam")
     add("--weight-decay", type=number, metavar="RATE", help="of any optimizer")
     which = "which parameters decay; matrices: neither biases nor norms, as adamw does by itself"
-    add("--decay", metavar="|".join(get_args(Decay)), help=which)
-    clip = "clip the averaged gradient; sparse methods each worker's own before selecting, to sqrt(workers) times it"
+    add("--decaying", metavar="|".join(get_args(Decaying)), help=which)
+    clip = "clip the averaged gradient; sparse methods each worker's own before selecting, to sqrt(workers) times it;"
+    clip += " with local updates each worker's own"
     add("--clip", type=number, metavar="NORM", help=clip)
     add("--schedule", metavar="|".join(get_args(Schedule)), help="of the learning rate, after the warm-up")
+    floor = "the share of the rate that cosine and linear end with"
+    add("--floor", type=number, metavar="SHARE", help=floor)
+    fallen = "the step at which they get there, whatever the epochs say; goes well with --max-steps"
+    add("--floor-step", type=number_of("steps"), metavar="N", help=fallen)
     add("--warmup", type=number, metavar="EPOCHS", help="in which the rate rises from a share of it, linearly")
+    instead = "the same in steps, instead of epochs"
+    add("--warmup-steps", type=number_of("steps", at_least=0), metavar="N", help=instead)
     start = "that share (default: one over the number of workers)"
     add("--warmup-start", type=number, metavar="SHARE", help=start)
     milestones = "epochs at which the rate falls; with --epochs alone, a recipe's move in proportion"

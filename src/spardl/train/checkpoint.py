@@ -2,7 +2,8 @@
 
 `step-00000120` holds what all ranks have in common (`common.pt`: parameters, averaged BatchNorm statistics, optimizer),
 each rank's own (`rank-00003.pt`: residuals, velocities and controllers, its BatchNorm statistics, what a language model
-carries, the epoch so far), and `meta.json` with position, history, settings, and size and sha256 of every other file.
+carries, the epoch so far; with local updates also its weights and optimizer), and `meta.json` with position, history,
+settings, and size and sha256 of every other file.
 Learning rate, order of the data and everything random are functions of the step, and need no file.
 
 It is written under another name, each file flushed to the disk, and gets its own by one rename when all ranks have

@@ -18,23 +18,27 @@ from spardl.train.recipes import Recipe
 from spardl.train.report import Observer, Quiet, StepReport, TrainReport
 from spardl.train.run import Run
 from spardl.train.source import Batch, generator_of
+from spardl.update import LocalUpdates
 
 
 def train(
     recipe: Recipe,
     config: SyncConfig,
     *,
+    rule: LocalUpdates | None = None,
     data_dir: Path | None = None,
     observer: Observer | None = None,
     keeper: Keeper | None = None,
 ) -> TrainReport:
     """Train from scratch, or from where `keeper` says; every rank calls it and gets the same report, but its own costs.
 
+    Gradients are synchronised, or, with a rule of local updates, weights.
+
     Deterministic: the same arguments on the same number of ranks give the same weights, also of a run that was stopped
     and went on. Raises `Stopped` when the keeper was asked to stop, and has saved.
     """
     observer = observer or Quiet()
-    run = Run(recipe, config, data_dir)
+    run = Run(recipe, config, data_dir, rule=rule)
     if keeper is not None:
         keeper.restore(run)
     observer.begin(run.outline())
@@ -45,10 +49,15 @@ def train(
         for batches in run.rest_of_epoch():
             report = train_step(run, batches, started)
             observer.step(report)
+            if is_tested_between(run):
+                observer.tested(run.note_test(figures_of(run)))
             if keeper is not None:
                 keeper.after_step(run)
             started = time.perf_counter()
-        observer.epoch(run.close_epoch(figures_of(run) if is_tested(run) else {}))
+        figures = run.note_test(figures_of(run)).figures if is_tested(run) else {}
+        if run.step == run.last_step:
+            run.finish()
+        observer.epoch(run.close_epoch(figures))
     return run.report()
 
 
@@ -67,14 +76,17 @@ def train_until_planned(recipe: Recipe, config: SyncConfig, *, data_dir: Path | 
 
 
 def train_step(run: Run, batches: list[Batch], started: float) -> StepReport:
-    """One step: each micro-batch forward and backward, synchronised with the last one, then the update."""
+    """One step: each micro-batch forward and backward, gradients synchronised with the last one, then the update.
+
+    With local updates gradients are this rank's own, and weights are exchanged when the optimizer has stepped.
+    """
     settings, rate, loss_sum = run.settings, run.rate.at(run.step), 0.0
     # What is random in a step depends on its number, so that a run can go on at any.
     torch.manual_seed(generator_of(settings.seed, run.rank, run.step).initial_seed())
     set_rate(run.optimizer, rate)
     run.optimizer.zero_grad()
     for number, batch in enumerate(batches, start=1):
-        with run.model.no_sync() if number < len(batches) else contextlib.nullcontext():
+        with run.without_exchange() if number < len(batches) else contextlib.nullcontext():
             with torch.autocast("cpu", torch.bfloat16, enabled=settings.amp == "bf16"):
                 loss, run.carried = run.data.task.loss(run.model, batch, run.carried)
             (loss / len(batches)).backward()
@@ -86,10 +98,20 @@ def train_step(run: Run, batches: list[Batch], started: float) -> StepReport:
 
 
 def figures_of(run: Run) -> dict[str, float]:
-    return evaluate(run.module, run.data, run.settings.eval_batch, run.settings.loaders)
+    with run.sync.shared():
+        return evaluate(run.module, run.data, run.settings.eval_batch, run.settings.loaders)
 
 
 def is_tested(run: Run) -> bool:
-    """Whether the epoch that ends now is followed by a test: every `eval_every` epochs, and at the end."""
+    """Whether the epoch that ends now is followed by a test: by its number or the step's, and always at the end."""
     epoch, every = len(run.history) + 1, run.settings.eval_every
-    return epoch == run.epochs or (every > 0 and epoch % every == 0)
+    return epoch == run.epochs or (every > 0 and epoch % every == 0) or is_step_of_a_test(run)
+
+
+def is_tested_between(run: Run) -> bool:
+    """Whether a test comes in the middle of an epoch: every `eval_steps` steps."""
+    return run.step < run.end_of_epoch and is_step_of_a_test(run)
+
+
+def is_step_of_a_test(run: Run) -> bool:
+    return run.settings.eval_steps > 0 and run.step % run.settings.eval_steps == 0

@@ -54,7 +54,7 @@ EXDYNA_CIFAR = TrainSettings(
     momentum=0.9,
     nesterov=True,
     weight_decay=1e-4,
-    decay="matrices",
+    decaying="matrices",
     schedule="milestones",
     warmup=5,
     milestones=(150, 250),
@@ -72,6 +72,20 @@ BERT = TrainSettings(
     clip=1.0,
     window=128,
     eval_batch=8,  # times 128 tokens times 33,279 words
+)
+# nanoGPT, for characters: up in a hundred steps, then down to a tenth.
+CHARACTERS = TrainSettings(
+    epochs=6,
+    batch_size=12,
+    lr=2e-3,
+    optimizer="adamw",
+    betas=(0.9, 0.99),
+    weight_decay=0.1,
+    floor=0.1,
+    warmup_steps=100,
+    warmup_start=0.0,
+    clip=1.0,
+    window=64,
 )
 # Where no recipe knows the model or the data.
 GENERAL = TrainSettings(epochs=10, batch_size=32, lr=0.05, weight_decay=1e-4, warmup=0.5)
@@ -285,6 +299,23 @@ RECIPES = {
                 warmup_start=0.0,
                 clip=1.0,
             ),
+        ),
+        Recipe(
+            name="gpt-shakespeare",
+            paper="",
+            summary="a GPT of 0.8 million parameters on Shakespeare's characters, for a CPU",
+            model="gpt-nano",
+            data="tinyshakespeare",
+            settings=CHARACTERS,
+        ),
+        Recipe(
+            name="gpt-10m-shakespeare",
+            paper="",
+            summary="a GPT of 10.8 million parameters on Shakespeare's characters",
+            model="gpt-10m",
+            data="tinyshakespeare",
+            # 64 windows per step with four workers, for 5,000 steps.
+            settings=dataclasses.replace(CHARACTERS, epochs=82, batch_size=16, lr=1e-3, window=256, eval_batch=32),
         ),
     )
 }

@@ -6,8 +6,24 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from spardl.config import SyncConfig
-from spardl.metrics import GroupStats
+from spardl.metrics import GroupStats, Traffic
 from spardl.train.settings import TrainSettings
+from spardl.update import GRADIENTS, PRESETS, LocalUpdates
+
+
+def rule_name(rule: LocalUpdates | None) -> str:
+    """What people call an update rule: the published way that it follows, at whatever intervals, or local."""
+    if rule is None:
+        return GRADIENTS
+    for name, preset in PRESETS.items():
+        if all(getattr(rule, key) == value for key, value in preset.items() if key not in ("every", "density")):
+            return name
+    return "local"
+
+
+def way(method: str, rule: LocalUpdates | None) -> str:
+    """How a run is synchronised, in a word or two."""
+    return method if rule is None else f"{method}, {rule_name(rule)}"
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,17 @@ class SyncCosts:
             seconds_selecting=total.seconds_selecting + total.seconds_packing,
             seconds_waiting=total.seconds_waiting,
             seconds_transferring=total.seconds_transferring,
+        )
+
+    @classmethod
+    def between(cls, before: Traffic, after: Traffic) -> "SyncCosts":
+        """What was moved outside of steps: no entries, only bytes and time."""
+        transferring = after.seconds_transferring - before.seconds_transferring
+        return cls(
+            rounds=after.rounds - before.rounds,
+            bytes_sent=after.bytes_sent - before.bytes_sent,
+            seconds_waiting=after.seconds - before.seconds - transferring,
+            seconds_transferring=transferring,
         )
 
     def __add__(self, other: "SyncCosts") -> "SyncCosts":
@@ -107,6 +134,20 @@ class EpochReport:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A test of the model, in the middle of an epoch or at its end, and what this rank had spent on training by then.
+
+    seconds  since the run began, without tests and checkpoints
+    figures  by name, `loss` and the task's metric among them
+    """
+
+    step: int
+    seconds: float
+    bytes_sent: float
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True)
 class TrainReport:
     """One run. Costs are this rank's. Density is what was asked for at the end, and what came.
 
@@ -114,6 +155,8 @@ class TrainReport:
     parameters_sha256  of all parameters and buffers at the end: equal for two runs that ended alike, bit for bit
     resumed_at         the step of the checkpoint that it went on from, or None
     note               what a reader should know of the data
+    rule               how weights are exchanged that each rank steps by itself; None where gradients are
+    readings           every test, in the order of the steps
     """
 
     recipe: str
@@ -131,11 +174,18 @@ class TrainReport:
     parameters_sha256: str
     resumed_at: int | None = None
     note: str = ""
+    rule: LocalUpdates | None = None
     epochs: list[EpochReport] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
 
     @property
     def figures(self) -> dict[str, float]:
         return self.epochs[-1].figures
+
+    @property
+    def way(self) -> str:
+        """How it was synchronised, in a word or two."""
+        return way(self.method, self.rule)
 
     @property
     def score(self) -> float:
@@ -178,14 +228,14 @@ class TrainReport:
     def is_as_good(self, score: float, goal: float) -> bool:
         return score >= goal if self.better == "higher" else score <= goal
 
+    def first_as_good(self, goal: float) -> Reading | None:
+        """The first test whose metric is at least as good as `goal`; None if there is none."""
+        return next((each for each in self.readings if self.is_as_good(each.figures[self.metric], goal)), None)
+
     def seconds_to(self, goal: float) -> float | None:
-        """Training time to the first tested epoch whose metric is at least as good as `goal`; None if there is none."""
-        elapsed = 0.0
-        for report in self.epochs:
-            elapsed += report.seconds
-            if self.metric in report.figures and self.is_as_good(report.figures[self.metric], goal):
-                return elapsed
-        return None
+        """Training time to the first test that is as good as `goal`; None if there is none."""
+        reading = self.first_as_good(goal)
+        return None if reading is None else reading.seconds
 
     def to_dict(self) -> dict[str, Any]:
         costs = self.costs
@@ -211,16 +261,21 @@ class TrainReport:
             "note": self.note,
             "settings": dataclasses.asdict(self.settings),
             "config": dataclasses.asdict(self.config),
+            "update": rule_name(self.rule),
+            "rule": None if self.rule is None else dataclasses.asdict(self.rule),
             "epochs": [report.to_dict() for report in self.epochs],
+            "readings": [dataclasses.asdict(reading) for reading in self.readings],
         }
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What a run is about to do. `first_step` is not 0 where it goes on from a checkpoint."""
+    """What a run is about to do. `way` is what people call how it is synchronised; `first_step` is not 0 where it goes
+    on from a checkpoint."""
 
     recipe: str
     method: str
+    way: str
     workers: int
     metric: str
     epochs: int
@@ -248,6 +303,10 @@ class Observer(Protocol):
 
     def step(self, report: StepReport) -> None: ...
 
+    def tested(self, reading: Reading) -> None:
+        """In the middle of an epoch; what a test at its end has found is told with the epoch."""
+        ...
+
     def epoch(self, report: EpochReport) -> None: ...
 
 
@@ -258,6 +317,9 @@ class Quiet:
         pass
 
     def step(self, report: StepReport) -> None:
+        pass
+
+    def tested(self, reading: Reading) -> None:
         pass
 
     def epoch(self, report: EpochReport) -> None:
@@ -277,6 +339,10 @@ class Several:
     def step(self, report: StepReport) -> None:
         for observer in self._observers:
             observer.step(report)
+
+    def tested(self, reading: Reading) -> None:
+        for observer in self._observers:
+            observer.tested(reading)
 
     def epoch(self, report: EpochReport) -> None:
         for observer in self._observers:

@@ -1,8 +1,10 @@
 """A training under way: everything that steps change, where it stands, and how it is taken up again."""
 
+import contextlib
 import hashlib
 import importlib
 import inspect
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -18,6 +20,7 @@ from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
 from spardl.integrations.attach import attach
+from spardl.integrations.handle import SyncHandle
 from spardl.integrations.optim.adam import LocalAdam
 from spardl.train.data import DATASETS, load_data
 from spardl.train.dataset import DataSet
@@ -25,11 +28,12 @@ from spardl.train.evaluation import averaged_statistics
 from spardl.train.models import build_model
 from spardl.train.optimizer import build_optimizer
 from spardl.train.recipes import Recipe
-from spardl.train.report import EpochReport, Outline, StepReport, SyncCosts, TrainReport
+from spardl.train.report import EpochReport, Outline, Reading, StepReport, SyncCosts, TrainReport, way
 from spardl.train.schedule import LearningRate
 from spardl.train.settings import TrainSettings
 from spardl.train.source import Batch, batches
 from spardl.train.subset import part_of
+from spardl.update import GRADIENTS, LocalUpdates
 
 State = dict[str, Any]
 
@@ -53,10 +57,13 @@ class Run:
     """A recipe on the ranks of an existing process group. Collective: every rank makes one, in the same way.
 
     `step` counts what has been done and `history` the epochs that are closed; together they are the position, also in
-    the middle of an epoch. What is random in a step depends on its number, so there is no generator to save.
+    the middle of an epoch. What is random in a step depends on its number, so there is no generator to save. With a
+    `rule`, ranks exchange weights that each steps by itself; without one, gradients.
     """
 
-    def __init__(self, recipe: Recipe, config: SyncConfig, data_dir: Path | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, config: SyncConfig, data_dir: Path | None = None, *, rule: LocalUpdates | None = None
+    ) -> None:
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
         self.recipe, self.settings = recipe, recipe.settings
         self.data = _load(recipe, data_dir)
@@ -67,24 +74,35 @@ class Run:
         self.epochs = -(-self.last_step // self.steps_per_epoch)
         self.rate = LearningRate(self.settings, self.steps_per_epoch, self.workers)
         torch.manual_seed(self.settings.seed)
-        self.model = _distributed(build_model(recipe.model, self.data.facts, self.data.name))
-        self.optimizer = build_optimizer(self.model, self.settings, sparse=is_sparse(config))
-        self.config = with_warmup(config, self.settings.epochs, self.steps_per_epoch)
-        # Of the averaged gradient alone, so momentum then stays where it comes after that.
-        self.clip = None if is_sparse(config) else self.settings.clip
-        if is_sparse(config) and self.settings.clip is not None:
-            self.config = with_clip(self.config, self.settings, self.workers, _size(self.model))
-        self.sync = attach(self.model, optimizer=self.optimizer if self.clip is None else False, config=self.config)
+        model = build_model(recipe.model, self.data.facts, self.data.name)
+        self.model = _distributed(model) if rule is None else model
+        self.rule, self.config = rule, config
+        # Sparse gradients are clipped, and momentum acts, before the selection.
+        before = rule is None and is_sparse(config)
+        self.optimizer = build_optimizer(self.model, self.settings, sparse=before)
+        self.clip = None if before else self.settings.clip
+        self.sync = self._attach(before)
         self.step = 0
         self.carried: Any = None
         self.tally = Tally()
         self.history: list[EpochReport] = []
+        self.readings: list[Reading] = []
         self.resumed_at: int | None = None
         self._earlier, self._mark = SyncCosts(), SyncCosts()
 
+    def _attach(self, before: bool) -> SyncHandle:
+        if self.rule is not None:
+            return attach(self.model, optimizer=self.optimizer, update=self.rule, config=self.config)
+        self.config = with_warmup(self.config, self.settings.epochs, self.steps_per_epoch)
+        if before and self.settings.clip is not None:
+            self.config = with_clip(self.config, self.settings, self.workers, _size(self.model))
+        # The averaged gradient is clipped behind it, so momentum then stays where it comes after that.
+        return attach(self.model, optimizer=self.optimizer if self.clip is None else False, config=self.config)
+
     @property
     def module(self) -> nn.Module:
-        module: nn.Module = self.model.module
+        """The model itself, whether DDP has wrapped it or not."""
+        module: nn.Module = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
         return module
 
     @property
@@ -95,6 +113,7 @@ class Run:
         return Outline(
             recipe=self.recipe.name,
             method=self.config.method,
+            way=way(self.config.method, self.rule),
             workers=self.workers,
             metric=self.data.task.metric,
             epochs=self.epochs,
@@ -104,13 +123,23 @@ class Run:
             samples_per_step=self.samples_per_step,
         )
 
+    @property
+    def end_of_epoch(self) -> int:
+        """The step at which the epoch that is going on ends."""
+        return min((len(self.history) + 1) * self.steps_per_epoch, self.last_step)
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def without_exchange(self) -> contextlib.AbstractContextManager[None]:
+        """For a micro-batch that others of the same step follow. Local updates exchange nothing in backward anyway."""
+        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else contextlib.nullcontext()
+
     # --- an epoch -------------------------------------------------------------------------------------------------
 
     def rest_of_epoch(self) -> Iterator[list[Batch]]:
         """The micro-batches of each step that this epoch still has, or that is left of the run."""
         seed, count, epoch = self.settings.seed, self.settings.accumulate, len(self.history)
-        done = self.step - epoch * self.steps_per_epoch
-        until = min(self.steps_per_epoch, self.last_step - epoch * self.steps_per_epoch)
+        done, until = (step - epoch * self.steps_per_epoch for step in (self.step, self.end_of_epoch))
         if done == 0:
             self.carried = None
         positions = self._order(epoch)[: until * count, self.rank]
@@ -127,8 +156,16 @@ class Run:
         self.tally.seconds += seconds
         return StepReport(self.step, len(self.history) + 1, loss, rate, seconds)
 
+    def note_test(self, figures: dict[str, float]) -> Reading:
+        """The model has been tested as it is now."""
+        seconds = sum(epoch.seconds for epoch in self.history) + self.tally.seconds
+        sent = sum(epoch.costs.bytes_sent for epoch in self.history) + self._spent().bytes_sent
+        reading = Reading(self.step, seconds, sent, figures)
+        self.readings.append(reading)
+        return reading
+
     def close_epoch(self, figures: dict[str, float]) -> EpochReport:
-        """Sum up the epoch that was going on. Collective."""
+        """Sum up the epoch that was going on, with what a test at its end has found, if there was one. Collective."""
         loss = torch.tensor(self.tally.loss, dtype=torch.float64)
         dist.all_reduce(loss)
         steps, seconds = self.tally.steps, self.tally.seconds
@@ -147,9 +184,29 @@ class Run:
         self._earlier, self._mark = SyncCosts(), self._all_costs()
         return report
 
+    def finish(self) -> None:
+        """The last step is done and tested: leave all ranks with the same model, and count what that takes. Collective.
+
+        Local updates send all that is left. No test sees that: each is of the shared weights, as a checkpoint has them.
+        """
+        if self.rule is None:
+            return
+        started, session = time.perf_counter(), self.sync.session
+        session.wait()  # what is under way counts by itself
+        before = session.transport.traffic.copy()
+        self.sync.flush()
+        self._earlier += SyncCosts.between(before, session.transport.traffic)
+        self.tally.seconds += time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def handed_out(self) -> Iterator[nn.Module]:
+        """The model as all ranks would hand it out: shared weights, mean statistics. Collective; changes nothing."""
+        with self.sync.shared(), averaged_statistics(self.module):
+            yield self.module
+
     def report(self) -> TrainReport:
         """The run as it has become. Collective."""
-        with averaged_statistics(self.module):
+        with self.handed_out():
             checksum = _checksum(self.module)
         return TrainReport(
             recipe=self.recipe.name,
@@ -163,11 +220,13 @@ class Run:
             config=self.config,
             parameters=_size(self.model),
             steps=self.step,
-            density=1.0 if self.sync.stats().total.dense else self.config.density_at(self.step),
+            density=1.0 if self.sync.stats().total.dense else self.config.density_at(self._exchanges),
             parameters_sha256=checksum,
             resumed_at=self.resumed_at,
             note=self.data.note,
+            rule=self.rule,
             epochs=list(self.history),
+            readings=list(self.readings),
         )
 
     # --- taking it up again ---------------------------------------------------------------------------------------
@@ -179,19 +238,24 @@ class Run:
             "dataset": self.recipe.data,
             "training examples": len(self.data.train),
             "workers": self.workers,
+            "update": GRADIENTS if self.rule is None else "local",
             **{name.replace("_", "-"): value for name, value in self.settings.trajectory.items()},
             **{name.replace("_", "-"): value for name, value in self.config.to_dict().items() if name != "timeout"},
+            **{name.replace("_", "-"): value for name, value in (asdict(self.rule) if self.rule else {}).items()},
         }
 
     def common_state(self) -> State:
-        """What all ranks have in common: the model as it would be handed out, and the optimizer. Collective."""
-        with averaged_statistics(self.module):
+        """What all ranks have in common: the model as it would be handed out, and the optimizer. Collective.
+
+        With local updates each rank has an optimizer of its own, in the state of its synchronisation.
+        """
+        with self.handed_out():
             model = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
-        return {"model": model, "optimizer": self.optimizer.state_dict()}
+        return {"model": model, "optimizer": self.optimizer.state_dict() if self.rule is None else None}
 
     def own_state(self) -> State:
-        """What is this rank's alone: residuals, velocities and controllers, Adam's second moments, BatchNorm's
-        statistics, what a language model carries from batch to batch, and the epoch so far."""
+        """What is this rank's alone: residuals or own weights, velocities and controllers, Adam's moments, BatchNorm's
+        statistics, what a language model carries from batch to batch, the epoch so far, and what tests have found."""
         return {
             "sync": self.sync.state_dict(),
             "optimizer": self.optimizer.state_dict() if isinstance(self.optimizer, LocalAdam) else None,
@@ -199,6 +263,7 @@ class Run:
             "carried": self.carried,
             "tally": asdict(self.tally),
             "costs": asdict(self._spent()),
+            "readings": [asdict(reading) for reading in self.readings],
         }
 
     def load(self, step: int, history: Sequence[EpochReport], common: State, own: State) -> None:
@@ -206,13 +271,19 @@ class Run:
         self.step = self.resumed_at = step
         self.history = list(history)
         self.module.load_state_dict(common["model"])
-        self.optimizer.load_state_dict(own["optimizer"] or common["optimizer"])
+        if self.rule is None:
+            self.optimizer.load_state_dict(own["optimizer"] or common["optimizer"])
         self.sync.load_state_dict(own["sync"])
         for name, buffer in self.module.named_buffers():
             buffer.copy_(own["buffers"][name])
         self.carried = own["carried"]
         self.tally = Tally(**own["tally"])
+        self.readings = [Reading(**each) for each in own["readings"]]
         self._earlier, self._mark = SyncCosts(**own["costs"]), self._all_costs()
+
+    @property
+    def _exchanges(self) -> int:
+        return self.step if self.rule is None else self.step // self.rule.every
 
     def _all_costs(self) -> SyncCosts:
         return SyncCosts.of(self.sync.stats().total)

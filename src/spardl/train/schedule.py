@@ -30,15 +30,16 @@ class LearningRate:
 
     def _factor(self, step: int) -> float:
         settings = self.settings
-        warmup, total = settings.warmup * self.steps_per_epoch, settings.epochs * self.steps_per_epoch
+        warmup = settings.warmup_steps or settings.warmup * self.steps_per_epoch
         if step < warmup:
             start = 1 / self.workers if settings.warmup_start is None else settings.warmup_start
             return start + (1 - start) * step / warmup
-        progress = (step - warmup) / (total - warmup)
+        end = settings.floor_step or settings.epochs * self.steps_per_epoch
+        progress = min(1.0, (step - warmup) / (end - warmup)) if end > warmup else 1.0
         if settings.schedule == "cosine":
-            return (1 + math.cos(math.pi * progress)) / 2
+            return settings.floor + (1 - settings.floor) * (1 + math.cos(math.pi * progress)) / 2
         if settings.schedule == "linear":
-            return 1 - progress
+            return settings.floor + (1 - settings.floor) * (1 - progress)
         if settings.schedule == "milestones":
             passed = sum(step >= milestone * self.steps_per_epoch for milestone in settings.milestones)
             return settings.gamma**passed

@@ -105,10 +105,27 @@ class Stream:
         return inputs, torch.where(places < len(self), targets, IGNORED)
 
 
-def shuffled(count: int, workers: int, batch_size: int, *, seed: int, epoch: int) -> Tensor:
+class Windows(Stream):
+    """One long sequence of tokens in independent windows of `window`, side by side; batches are those of a stream.
+
+    Each epoch cuts the sequence from an offset of its own and shuffles the windows. To test, it is cut from its start:
+    each token but the first is a target once.
+    """
+
+    def order(self, workers: int, batch_size: int, *, seed: int, epoch: int) -> Tensor:
+        count = (len(self) - self.window + 1) // self.window  # fit, whatever the offset
+        offset = int(torch.randint(self.window, (), generator=generator_of(seed, epoch)))
+        return offset + self.window * shuffled(count, workers, batch_size, seed=seed, epoch=epoch, what="windows")
+
+    def sweep(self, rank: int, workers: int, batch_size: int) -> list[Tensor]:
+        count = -(-len(self) // self.window)
+        return [self.window * positions for positions in shares(count, rank, workers, batch_size)]
+
+
+def shuffled(count: int, workers: int, batch_size: int, *, seed: int, epoch: int, what: str = "examples") -> Tensor:
     """All positions in an order that depends on seed and epoch alone, dealt into steps x workers x batch size."""
     steps = count // (workers * batch_size)
-    _check_steps(steps, count, workers, batch_size, "examples")
+    _check_steps(steps, count, workers, batch_size, what)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
     return order[: steps * workers * batch_size].view(steps, workers, batch_size)
 

@@ -12,7 +12,7 @@ def part_of(source: Source, count: int) -> Source:
     if count > len(source):
         raise ConfigError(f"there are only {len(source):,} training examples, not {count:,}; make the subset smaller.")
     if isinstance(source, Stream):
-        return Stream(source.tokens[: count + 1], source.window)
+        return type(source)(source.tokens[: count + 1], source.window)
     return _Spread(source, count)
 
 

@@ -68,15 +68,16 @@ class LanguageModel:
     """The next token, or those under a mask. A batch is (tokens, targets); targets of -100 do not count.
 
     A recurrent model takes and returns a state beside the tokens, which is carried from batch to batch; the gradient
-    does not follow it (truncated backpropagation through time).
+    does not follow it (truncated backpropagation through time). Words are usually judged by perplexity, characters by
+    the loss itself.
     """
 
-    metric = "perplexity"
     better: Better = "lower"
     sums = 3
 
-    def __init__(self, *, recurrent: bool = False) -> None:
+    def __init__(self, *, recurrent: bool = False, metric: Literal["perplexity", "loss"] = "perplexity") -> None:
         self.recurrent = recurrent
+        self.metric: str = metric
 
     def loss(self, model: nn.Module, batch: Batch, carried: Any) -> tuple[Tensor, Any]:
         tokens, targets = batch

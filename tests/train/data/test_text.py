@@ -173,6 +173,25 @@ def test_masks_are_drawn_anew_in_training_and_stay_in_the_test(tmp_path: Path, n
     assert not data.task.recurrent
 
 
+VERSES = "".join(f"{number} times to be, or not to be\n" for number in range(100))
+
+
+@pytest.mark.parametrize("folder", ["", "tinyshakespeare"])
+def test_shakespeare_is_one_file_judged_by_the_loss_of_its_last_tenth(tmp_path: Path, folder: str) -> None:
+    """In the directory itself or in a folder of its name; what is shorter than the real one says so."""
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "tinyshakespeare.txt").write_text(VERSES, encoding="utf-8")
+    (tmp_path / folder / "a.txt").write_text("other text", encoding="utf-8")
+    data = load_data("tinyshakespeare", tmp_path, window=16)
+    alphabet = sorted(set(VERSES))
+    assert data.facts == {"vocabulary": len(alphabet)}
+    tokens = torch.cat([data.train.tokens, data.test.tokens])
+    assert "".join(alphabet[token] for token in tokens) == VERSES
+    assert len(data.test.tokens) == len(VERSES) // 10
+    assert (data.task.metric, data.task.better, data.task.recurrent) == ("loss", "lower", False)
+    assert data.note == f"a subset: {len(VERSES):,} of 1,115,394 characters"
+
+
 @pytest.mark.parametrize("real", ["wikitext-2"], indirect=True)
 def test_the_real_wikitext2_has_the_published_counts(real: Path) -> None:
     """Words with line ends, and different ones in training."""
@@ -190,3 +209,6 @@ def test_tiny_shakespeare_has_sixty_five_characters(real: Path) -> None:
     data = text(real / "embed")
     assert data.facts == {"vocabulary": 65}
     assert len(data.train) == math.ceil((1_115_394 - 111_539 - 1) / 128)
+    other = load_data("tinyshakespeare", real / "embed")
+    assert (other.facts, other.note) == ({"vocabulary": 65}, "")
+    assert (len(other.train) + 1, len(other.test) + 1) == (1_115_394 - 111_539, 111_539)

@@ -22,6 +22,7 @@ IMAGENET = {"classes": 1000, "channels": 3}
 MNIST = {"classes": 10, "channels": 1}
 IMDB = {"vocabulary": 50_001, "classes": 2}
 PTB = {"vocabulary": 10_000}
+SHAKESPEARE = {"vocabulary": 65}
 WORDPIECE = {"vocabulary": 30_522}
 MOVIELENS_20M = {"users": 138_493, "items": 26_744}
 
@@ -59,6 +60,8 @@ COUNTS: list[tuple[str, dict[str, int], int]] = [
     ("bert-tiny", WORDPIECE, 4_416_698),
     ("gpt-small", {"vocabulary": 50_257}, 124_439_808),
     ("gpt-mini", PTB, 2_106_112),
+    ("gpt-nano", SHAKESPEARE, 809_856),
+    ("gpt-10m", SHAKESPEARE, 10_770_816),
 ]
 
 IMAGE_SIDES = {
@@ -277,7 +280,7 @@ def test_a_model_for_another_kind_of_data_says_what_it_lacks() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "gpt-mini"])
+@pytest.mark.parametrize("name", ["bert-tiny", "gpt-mini", "gpt-nano"])
 def test_a_window_longer_than_the_table_of_positions_is_refused(name: str) -> None:
     """The sentence gives both lengths."""
     model = build_model(name, {"vocabulary": VOCABULARY, "positions": 8})

@@ -28,6 +28,7 @@ DATASETS: dict[str, str] = {
     "pydoc-masked": "spardl.train.data.text:pydoc_masked",
     "text": "spardl.train.data.text:text",
     "text-masked": "spardl.train.data.text:text_masked",
+    "tinyshakespeare": "spardl.train.data.text:tinyshakespeare",
     "ml-latest-small": "spardl.train.data.movielens:ml_latest_small",
     "ml-100k": "spardl.train.data.movielens:ml_100k",
     "ml-1m": "spardl.train.data.movielens:ml_1m",

@@ -171,18 +171,25 @@ WIKITEXT2 = Listing(
 
 PYDOC = Listing("Python's own manual, 465,000 characters", advice="it comes with Python")
 
+
+def _tinyshakespeare(folder: str) -> Download:
+    return Download(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        f"{folder}/tinyshakespeare.txt",
+        1_115_394,
+        "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    )
+
+
 TEXT = Listing(
-    "characters of any text",
-    needs="text files, *.txt",
-    folder="text",
-    downloads=(
-        Download(
-            "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-            "text/tinyshakespeare.txt",
-            1_115_394,
-            "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-        ),
-    ),
+    "characters of any text", needs="text files, *.txt", folder="text", downloads=(_tinyshakespeare("text"),)
+)
+
+TINYSHAKESPEARE = Listing(
+    "1.1 million characters of Shakespeare, 65 different",
+    needs="tinyshakespeare.txt",
+    folder="tinyshakespeare",
+    downloads=(_tinyshakespeare("tinyshakespeare"),),
 )
 
 
@@ -207,6 +214,7 @@ CATALOGUE: dict[str, Listing] = {
     "pydoc-masked": _masked(PYDOC),
     "text": TEXT,
     "text-masked": _masked(TEXT),
+    "tinyshakespeare": TINYSHAKESPEARE,
     "ml-latest-small": _movielens(
         "ml-latest-small", "MovieLens: 100,836 ratings by 610 users", "ratings.csv", None, None
     ),

@@ -1,7 +1,8 @@
 """Text to predict: word by word or character by character, as a stream, in windows, or under a mask.
 
 `ptb` and `wikitext-2` are streams of words for recurrent models. `pydoc` and `text` are windows of characters for
-transformers, and sets named `-masked` are windows of which some tokens are hidden, as BERT learns them.
+transformers, `tinyshakespeare` too, cut anew in every epoch. Sets named `-masked` are windows of which some tokens are
+hidden, as BERT learns them.
 """
 
 from collections import Counter
@@ -16,7 +17,7 @@ from torch import Tensor
 from spardl.errors import DataError
 from spardl.train.data.files import check_window, missing, places, read_text
 from spardl.train.dataset import DataSet
-from spardl.train.source import IGNORED, Batch, Examples, Stream
+from spardl.train.source import IGNORED, Batch, Examples, Stream, Windows
 from spardl.train.tasks import LanguageModel
 
 END_OF_LINE = "<eos>"
@@ -77,6 +78,25 @@ def text(directory: Path | None = None, window: int = 128) -> DataSet:
 def text_masked(directory: Path | None = None, window: int = 128) -> DataSet:
     """The characters of all .txt files of a folder, some of them masked, for models that fill them in."""
     return _masked("text-masked", _text("text-masked", directory), window)
+
+
+def tinyshakespeare(directory: Path | None = None, window: int = 64) -> DataSet:
+    """The characters of some of Shakespeare's plays, 1.1 million. The last tenth is the test, judged by its loss.
+
+    Karpathy, "The unreasonable effectiveness of recurrent neural networks", 2015.
+    """
+    name, official = "tinyshakespeare", 1_115_394
+    content = read_text(_file(name, directory, "tinyshakespeare.txt"))
+    tokens = _characters(content)
+    _check(name, tokens, window)
+    return DataSet(
+        name=name,
+        train=Windows(tokens.train, window),
+        test=Windows(tokens.test, window),
+        task=LanguageModel(metric="loss"),
+        facts={"vocabulary": tokens.vocabulary},
+        note=f"a subset: {len(content):,} of {official:,} characters" if len(content) < official else "",
+    )
 
 
 def _stream(name: str, tokens: Tokens, window: int) -> DataSet:
@@ -177,6 +197,13 @@ def read_words(path: Path) -> list[str]:
     if lines[-1] == "":
         lines.pop()
     return [word for line in lines for word in (*line.split(), END_OF_LINE)]
+
+
+def _file(name: str, directory: Path | None, file: str) -> Path:
+    for folder in places(name, directory):
+        if (folder / file).is_file():
+            return folder / file
+    raise missing(name, directory)
 
 
 def _find(name: str, directory: Path | None, pattern: str) -> tuple[Path, Path]:

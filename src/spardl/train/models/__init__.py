@@ -42,6 +42,8 @@ MODELS: dict[str, str] = {
     "bert-tiny": "spardl.train.models.bert:bert_tiny",
     "gpt-small": "spardl.train.models.gpt:gpt_small",
     "gpt-mini": "spardl.train.models.gpt:gpt_mini",
+    "gpt-nano": "spardl.train.models.gpt:gpt_nano",
+    "gpt-10m": "spardl.train.models.gpt:gpt_10m",
 }
 
 
