@@ -35,6 +35,6 @@ def test_biases_and_norms_do_not_decay_under_adamw() -> None:
 
 def test_the_rate_is_set_everywhere() -> None:
     """All groups learn alike."""
-    optimizer = build_optimizer(model(), TrainSettings(epochs=1, batch_size=1, lr=0.1, decaying="matrices"))
+    optimizer = build_optimizer(model(), TrainSettings(epochs=1, batch_size=1, lr=0.1, decay="matrices"))
     set_rate(optimizer, 0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]

@@ -24,7 +24,7 @@ STEPPED = TrainSettings(
         ({"optimizer": "sdg"}, "Did you mean sgd?"),
         ({"schedule": "cosinus"}, "Did you mean cosine?"),
         ({"amp": "fp16"}, "no amp 'fp16'"),
-        ({"decaying": "some"}, "no decaying"),
+        ({"decay": "some"}, "no decay"),
         ({"momentum": 1.0}, r"\[0, 1\)"),
         ({"momentum": 0.0, "nesterov": True}, "nesterov without momentum"),
         ({"optimizer": "adam", "betas": (0.9,)}, "two numbers"),
@@ -103,8 +103,8 @@ def test_a_warm_up_in_epochs_takes_the_place_of_one_in_steps() -> None:
 def test_adamw_leaves_biases_and_norms_alone_unless_told_otherwise() -> None:
     """The others decay everything unless told otherwise."""
     assert not changed(PLAIN, {"optimizer": "adamw"}).decays_all
-    assert changed(PLAIN, {"optimizer": "adamw", "decaying": "all"}).decays_all
-    assert PLAIN.decays_all and not changed(PLAIN, {"decaying": "matrices"}).decays_all
+    assert changed(PLAIN, {"optimizer": "adamw", "decay": "all"}).decays_all
+    assert PLAIN.decays_all and not changed(PLAIN, {"decay": "matrices"}).decays_all
 
 
 def test_how_long_and_by_whom_does_not_change_the_course() -> None:

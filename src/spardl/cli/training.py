@@ -11,7 +11,7 @@ from spardl.errors import ConfigError
 from spardl.train.data import check_packages
 from spardl.train.recipes import DEFAULT, Recipe, choose_recipe
 from spardl.train.saving import DEFAULT_KEEP, Every, Saving
-from spardl.train.settings import SETTINGS, Amp, Decaying, Optimizer, Schedule
+from spardl.train.settings import SETTINGS, Amp, Decay, Optimizer, Schedule
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def _add_optimizer_options(parser: argparse.ArgumentParser) -> None:
     add("--epsilon", type=number, metavar="NUMBER", help="of Adam")
     add("--weight-decay", type=number, metavar="RATE", help="of any optimizer")
     which = "which parameters decay; matrices: neither biases nor norms, as adamw does by itself"
-    add("--decaying", metavar="|".join(get_args(Decaying)), help=which)
+    add("--decay", metavar="|".join(get_args(Decay)), help=which)
     clip = "clip the averaged gradient; sparse methods each worker's own before selecting, to sqrt(workers) times it;"
     clip += " with local updates each worker's own"
     add("--clip", type=number, metavar="NORM", help=clip)

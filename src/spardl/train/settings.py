@@ -10,7 +10,7 @@ from spardl.errors import ConfigError
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["cosine", "milestones", "linear", "constant"]
-Decaying = Literal["all", "matrices"]
+Decay = Literal["all", "matrices"]
 Amp = Literal["off", "bf16"]
 
 
@@ -29,7 +29,7 @@ class TrainSettings:
     betas         of Adam
     epsilon       of Adam
     weight_decay  of any optimizer
-    decaying      which parameters decay: "all", or "matrices", those with two dimensions and more, so neither biases
+    decay         which parameters decay: "all", or "matrices", those with two dimensions and more, so neither biases
                   nor the scales of norms; left out, AdamW takes the latter and the others the former
     schedule      what follows the warm-up: "cosine" and "linear" fall to `floor` until the end of the last epoch,
                   "milestones" multiplies by `gamma` at each, "constant" stays
@@ -64,7 +64,7 @@ class TrainSettings:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
-    decaying: Decaying | None = None
+    decay: Decay | None = None
     schedule: Schedule = "cosine"
     floor: float = 0.0
     floor_step: int | None = None
@@ -88,8 +88,8 @@ class TrainSettings:
         check_choice("optimizer", self.optimizer, get_args(Optimizer))
         check_choice("schedule", self.schedule, get_args(Schedule))
         check_choice("amp", self.amp, get_args(Amp))
-        if self.decaying is not None:
-            check_choice("decaying", self.decaying, get_args(Decaying))
+        if self.decay is not None:
+            check_choice("decay", self.decay, get_args(Decay))
         _check(is_count(self.epochs, least=1), f"{self.epochs} epochs train nothing; give 1 or more.")
         _check(is_count(self.batch_size, least=1), f"batches of {self.batch_size} hold nothing; give 1 or more.")
         _check(is_count(self.accumulate, least=1), f"{self.accumulate} micro-batches train nothing; give 1 or more.")
@@ -152,7 +152,7 @@ class TrainSettings:
     @property
     def decays_all(self) -> bool:
         """Whether weight decay applies to vectors too: biases, and the scales of norms."""
-        return self.decaying == "all" if self.decaying is not None else self.optimizer != "adamw"
+        return self.decay == "all" if self.decay is not None else self.optimizer != "adamw"
 
     @property
     def trajectory(self) -> dict[str, Any]:
