@@ -43,6 +43,11 @@ def _check_kept(name: str, given: Any) -> None:
         raise ConfigError(f"{name}={given!r} is no share of what waits; give a number above 0, at most 1.")
 
 
+def _check_switch(name: str, given: Any) -> None:
+    if not isinstance(given, bool):
+        raise ConfigError(f"{name}={given!r} is neither True nor False.")
+
+
 def _check_limits(name: str, given: Any) -> None:
     low, high = given
     check_density(low)
@@ -88,10 +93,14 @@ class LocalUpdates:
         check=_check_kept,
         metavar="SHARE",
     )
+    adaptive: bool = setting(
+        False,
+        "send what the line carries while training computes, instead of a given density; needs a delay",
+        check=_check_switch,
+    )
     density_limits: tuple[float, float] = setting(
         (0.001, 0.1),
-        'with density="auto": the least and the largest share of entries; each exchange sends what the line carries'
-        " while training computes",
+        "the least and the largest share of entries that an adaptive exchange sends",
         check=_check_limits,
         metavar="LOW:HIGH",
     )
@@ -107,6 +116,10 @@ class LocalUpdates:
             raise ConfigError(
                 f"an exchange every {self.every} step(s) cannot land {self.delay} steps late; give delay="
                 f"{self.every} or less."
+            )
+        if self.adaptive and not self.delay:
+            raise ConfigError(
+                "an adaptive density fills the time that an exchange has beside training; give delay=1 too."
             )
         if self.transform != "none" and self.apply != "reset":
             raise ConfigError(f'transform="{self.transform}" keeps what waits aside; give apply="reset" too.')
@@ -180,6 +193,9 @@ def resolve(update: "str | LocalUpdates", settings: Mapping[str, Any]) -> "tuple
     """
     own = {name: value for name, value in settings.items() if name in NAMES}
     others = {name: value for name, value in settings.items() if name not in NAMES}
+    if others.get("density") == "auto":
+        del others["density"]
+        own["adaptive"] = True
     if isinstance(update, LocalUpdates):
         return dataclasses.replace(update, **own), others
     check_choice("update", update, RULES)

@@ -64,26 +64,26 @@ def add_setting(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]",
     One that only some have, `of` whom it says, is None where it is not given.
     """
     default, meta = field.default, field.metadata
-    shown = (
-        ""
-        if default is None
-        else f" (default: {default:g})"
-        if isinstance(default, float)
-        else f" (default: {default})"
-    )
-    choices = "|".join(choice for choice in meta["choices"] if len(choice) > 1)
     text = meta["text"].replace("`", "").replace("%", "%%")
-    group.add_argument(
-        "--" + field.name.replace("_", "-"),
-        default=None if of else default,
-        type=_type_of(field),
-        metavar=choices or meta["metavar"] or field.name.upper(),
-        help=(f"{of}: {text}" if of else text) + shown,
-    )
+    text += "" if default is None else f" (default: {shown(default)})"
+    common: dict[str, Any] = {"default": None if of else default, "help": f"{of}: {text}" if of else text}
+    flag = "--" + field.name.replace("_", "-")
+    if isinstance(default, bool):
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        return
+    choices = "|".join(choice for choice in meta["choices"] if len(choice) > 1)
+    group.add_argument(flag, type=_type_of(field), metavar=choices or meta["metavar"] or field.name.upper(), **common)
+
+
+def shown(value: Any) -> str:
+    """A setting's value as people write it."""
+    if isinstance(value, tuple):
+        return ":".join(map(shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _type_of(field: "dataclasses.Field[Any]") -> Callable[[str], Any]:
-    if field.name == "density_range":
+    if field.name in ("density_range", "density_limits"):
         return _range
     if field.metadata["parse"] in (int, float) or isinstance(field.default, float):
         return number

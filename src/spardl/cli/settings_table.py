@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from spardl.choices import declared
+from spardl.cli.options import shown
 from spardl.cli.updates import OWNER, UPDATE
 from spardl.collectives.methods.registry import METHODS
 from spardl.config import SyncConfig, options_of
@@ -49,6 +50,6 @@ def markdown(methods: Iterable[str] = METHODS) -> str:
 
 def _row(field: "dataclasses.Field[Any]", methods: str = "all") -> Row:
     default, meta = field.default, field.metadata
-    shown = "none" if default is None else f"{default:g}" if isinstance(default, float) else str(default)
+    value = "none" if default is None else shown(default)
     choices = ", ".join(choice for choice in meta["choices"] if len(choice) > 1)  # without short forms
-    return Row(field.name, shown, choices, methods, meta["text"])
+    return Row(field.name, value, choices, methods, meta["text"])

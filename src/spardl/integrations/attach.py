@@ -92,13 +92,8 @@ def attach_locally(
     where = process_group
     if where is None and isinstance(inner, DistributedDataParallel):
         where = inner.process_group
-    adaptive = settings.get("density") == "auto"
-    if adaptive:
-        if not rule.delay:
-            raise ConfigError('density="auto" fills the time that an exchange has beside training; give delay=1 too.')
-        del settings["density"]
     chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(where)))
     for name in OF_GRADIENTS:
         if getattr(chosen, name) != DEFAULTS[name]:
             raise ConfigError(f"{name} is about gradients; with local updates {INSTEAD.get(name, 'leave it out')}.")
-    return LocalSync(model, optimizers, chosen, rule, scaler=scaler, adaptive=adaptive, process_group=where)
+    return LocalSync(model, optimizers, chosen, rule, scaler=scaler, process_group=where)

@@ -65,7 +65,6 @@ class LocalSync(SyncHandle):
         config: how exchanges are made.
         rule: when, and what becomes of weights.
         scaler: the GradScaler in use.
-        adaptive: send what the line carries while training computes, instead of the density of `config`.
         process_group: the ranks that take part.
     """
 
@@ -77,11 +76,10 @@ class LocalSync(SyncHandle):
         rule: LocalUpdates,
         *,
         scaler: torch.amp.GradScaler | None = None,
-        adaptive: bool = False,
         process_group: Group = None,
     ) -> None:
         self.rule = rule
-        self._throttle = Throttle(*rule.density_limits) if adaptive else None
+        self._throttle = Throttle(*rule.density_limits) if rule.adaptive else None
         self._model, self._optimizers = model, list(optimizers)
         self._passing = PassingDDP.of(model)
         parameters = stepped_parameters(model, optimizers)
