@@ -181,6 +181,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Synchronisation settings that only gradients have a use for, and what to do instead.
+OF_GRADIENTS = {
+    "merge": "leave it out",
+    "density_range": "leave it out",
+    "clip_norm": "clip gradients as usual, before the optimizer steps",
+    "diagnose_every": "leave it out",
+}
+
 NAMES = tuple(each.name for each in dataclasses.fields(LocalUpdates))
 RULES = (GRADIENTS, "local", *PRESETS)
 
@@ -206,3 +214,10 @@ def resolve(update: "str | LocalUpdates", settings: Mapping[str, Any]) -> "tuple
     preset = PRESETS.get(update, {})
     rule = {name: value for name, value in preset.items() if name in NAMES}
     return LocalUpdates(**{**rule, **own}), {**{n: v for n, v in preset.items() if n not in NAMES}, **others}
+
+
+def check_beside(config: Any) -> None:
+    """Raise `ConfigError` if this configuration asks for something that local updates have no use for."""
+    for each in dataclasses.fields(config):
+        if each.name in OF_GRADIENTS and getattr(config, each.name) != each.default:
+            raise ConfigError(f"{each.name} is about gradients; with local updates {OF_GRADIENTS[each.name]}.")

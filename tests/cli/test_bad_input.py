@@ -90,7 +90,7 @@ def test_a_port_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], port
         (["bench", "--rivals", "powersgd4"], "Did you mean powersgd-4?"),
         (["bench", "--densities", ","], "names no density"),
         (["bench", "--densities", "0.1", "--density", "0.2"], "not both"),
-        (["bench", "--values", "bf16,int4"], "no values 'int4'"),
+        (["bench", "--values", "bf16,int3"], "no values 'int3'"),
         (["bench", "--rate", "200mb"], "100mbit"),
         (["bench", "--latency", "5"], "50us"),
         (["bench", "--picture", "picture.txt"], ".png"),

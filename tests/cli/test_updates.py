@@ -12,7 +12,8 @@ from spardl.cli.updates import chosen_update
 from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
-from spardl.update import LocalUpdates
+from spardl.train.report import rule_name
+from spardl.update import PRESETS, LocalUpdates
 
 SMALL = ("--recipe", "gpt-shakespeare", "--workers", 2, "--batch-size", 2, "--warmup-steps", 2)
 
@@ -37,8 +38,9 @@ def test_gradients_are_synchronised_unless_something_else_is_asked_for() -> None
 
 
 def test_settings_of_local_updates_are_options() -> None:
-    rule, config = chosen("--update", "local", "--every", "5", "--outer-rate", "2", "--decay", "0.9", "--delay", "1")
-    assert rule == LocalUpdates(every=5, outer_rate=2.0, decay=0.9, delay=1)
+    given = ("--every", "5", "--outer-rate", "2", "--residual-decay", "0.9", "--delay", "1")
+    rule, config = chosen("--update", "local", *given)
+    assert rule == LocalUpdates(every=5, outer_rate=2.0, residual_decay=0.9, delay=1)
     assert config == SyncConfig()
     assert chosen("--update", "local", "--outer-rate", "auto")[0] == LocalUpdates()
 
@@ -51,6 +53,13 @@ def test_a_published_way_brings_its_settings_along() -> None:
     assert rule is not None and (rule.every, rule.outer, config.density) == (20, "nesterov", 0.01)
     _, config = chosen("--update", "diloco", "--density-warmup", "0.25:50")
     assert config.density == DensitySchedule(0.01, 0.25, 50)
+
+
+def test_every_published_way_brings_its_method_along_too() -> None:
+    for name, preset in PRESETS.items():
+        rule, config = chosen("--update", name)
+        assert rule is not None and rule_name(rule) == name
+        assert config.method == preset.get("method", "spardl") and config.density == preset["density"]
 
 
 def test_a_file_may_say_it_too(tmp_path: Path) -> None:

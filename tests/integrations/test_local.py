@@ -250,6 +250,41 @@ def test_a_rank_whose_scaler_skips_a_step_moves_nothing_and_keeps_nobody_waiting
     assert torch.equal(first, second) and first.isfinite().all() and scale != other
 
 
+def _scaled_resume(rank, workers):
+    """As nanoGPT has it: unscale, clip, step, update; some steps are skipped on one rank."""
+
+    def parts():
+        model = mlp()
+        optimizer = AdamW(model.parameters(), lr=1e-2)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        return model, optimizer, scaler, attach(model, optimizer, density=0.05, delay=1, scaler=scaler)
+
+    def go(model, optimizer, scaler, steps):
+        for step in steps:
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(model, rank, step) * (torch.inf if (step, rank) in ((2, 1), (5, 0)) else 1.0)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+    model, optimizer, scaler, sync = parts()
+    go(model, optimizer, scaler, range(4))
+    saved = copy.deepcopy((scaler.state_dict(), sync.state_dict()))
+    go(model, optimizer, scaler, range(4, 8))
+    whole = torch.cat([weights_of(model), shared_weights(sync, model)])
+    model, optimizer, scaler, sync = parts()
+    scaler.load_state_dict(saved[0])
+    sync.load_state_dict(saved[1])
+    go(model, optimizer, scaler, range(4, 8))
+    return torch.equal(whole, torch.cat([weights_of(model), shared_weights(sync, model)]))
+
+
+def test_a_loop_with_a_scaler_resumes_exactly():
+    assert all(on_processes(2, _scaled_resume))
+
+
 def test_a_scaler_that_attach_does_not_know_is_an_error():
     for kind, text in on_processes(2, _scaled, False, expect="any"):
         assert kind == "raised" and "Pass scaler=" in text

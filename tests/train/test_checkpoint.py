@@ -64,7 +64,11 @@ LOCAL = {
         SyncConfig(method="exdyna", density=0.1, dense_below=0),
         LocalUpdates(every=7, delay=7),
     ),
-    "outer momentum": (fakes.POINTS, SPARSE, LocalUpdates(every=3, outer="nesterov", outer_rate=0.7, decay=0.9)),
+    "outer momentum": (
+        fakes.POINTS,
+        SPARSE,
+        LocalUpdates(every=3, outer="nesterov", outer_rate=0.7, residual_decay=0.9),
+    ),
     "DiLoCo's way": (fakes.POINTS.changed(**ADAMW), SyncConfig(density=1.0), resolve("diloco", {"every": 6})[0]),
 }
 

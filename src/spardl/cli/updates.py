@@ -1,15 +1,14 @@
 """`--update` and the settings of local updates: as options, and what they come to."""
 
 import argparse
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from spardl.choices import check_choice, declared, setting
 from spardl.cli.options import add_setting
-from spardl.config import SyncConfig
+from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError
-from spardl.update import GRADIENTS, NAMES, RULES, LocalUpdates, resolve
+from spardl.update import GRADIENTS, NAMES, RULES, LocalUpdates, check_beside, resolve
 
 OWNER = "local updates"
 
@@ -20,7 +19,7 @@ class UpdateRule:
 
     update: str = setting(
         GRADIENTS,
-        "what ranks exchange: gradients, or weights that each of them steps by itself (local; local-sgd and diloco are"
+        "what ranks exchange: gradients, or weights that each of them steps by itself (local; the others are"
         " published ways of that, with settings of their own)",
         choices=RULES,
     )
@@ -80,7 +79,10 @@ def chosen_update(
     rule, brought = resolve(update, settings)
     given = options.given | ({"density"} if options.given & {"density_warmup", "densities"} else set())
     changes = {name: value for name, value in brought.items() if name not in given}
-    return rule, dataclasses.replace(config, **changes) if changes else config
+    found = configure(config, changes)
+    if rule is not None:
+        check_beside(found)
+    return rule, found
 
 
 def given_local_settings(options: argparse.Namespace) -> dict[str, Any]:

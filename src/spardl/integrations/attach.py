@@ -1,6 +1,5 @@
 """`attach`: one line on a model."""
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -18,11 +17,7 @@ from spardl.integrations.optim.adam import LocalAdam
 from spardl.integrations.optim.choice import Given, optimizers_of
 from spardl.integrations.setup import check_scaler, with_teams
 from spardl.transport.torchdist import Group, member_ranks
-from spardl.update import GRADIENTS, LocalUpdates, resolve
-
-DEFAULTS = {each.name: each.default for each in dataclasses.fields(SyncConfig)}
-OF_GRADIENTS = ("merge", "density_range", "clip_norm", "diagnose_every")
-INSTEAD = {"clip_norm": "clip gradients as usual, before the optimizer steps"}
+from spardl.update import GRADIENTS, LocalUpdates, check_beside, resolve
 
 
 def attach(
@@ -93,7 +88,5 @@ def attach_locally(
     if where is None and isinstance(inner, DistributedDataParallel):
         where = inner.process_group
     chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(where)))
-    for name in OF_GRADIENTS:
-        if getattr(chosen, name) != DEFAULTS[name]:
-            raise ConfigError(f"{name} is about gradients; with local updates {INSTEAD.get(name, 'leave it out')}.")
+    check_beside(chosen)
     return LocalSync(model, optimizers, chosen, rule, scaler=scaler, process_group=where)

@@ -1,6 +1,6 @@
 """Where a step of training ends: when every optimizer of a model has stepped, or a scaler has skipped it."""
 
-import sys
+import inspect
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -69,7 +69,7 @@ class Boundary:
 
 def _called_by(kind: type) -> bool:
     """Whether a method of such an object is among the callers."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if isinstance(frame.f_locals.get("self"), kind):
             return True

@@ -8,15 +8,15 @@ from typing import Any, Literal, Protocol
 from spardl.config import SyncConfig
 from spardl.metrics import GroupStats, Traffic
 from spardl.train.settings import TrainSettings
-from spardl.update import GRADIENTS, PRESETS, LocalUpdates
+from spardl.update import GRADIENTS, PRESETS, LocalUpdates, resolve
 
 
 def rule_name(rule: LocalUpdates | None) -> str:
     """What people call an update rule: the published way that it follows, at whatever intervals, or local."""
     if rule is None:
         return GRADIENTS
-    for name, preset in PRESETS.items():
-        if all(getattr(rule, key) == value for key, value in preset.items() if key not in ("every", "density")):
+    for name in PRESETS:
+        if resolve(name, {"every": rule.every})[0] == rule:
             return name
     return "local"
 
