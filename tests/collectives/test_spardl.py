@@ -26,10 +26,12 @@ def settings_for(workers):
 
 
 # Every count in one format and every format for some counts; the rest takes minutes.
+FEW_BITS = ("int4", "int2", "int1")
 EVERY = [
-    pytest.param(workers, values, marks=[pytest.mark.slow] if values != "bf16" and workers not in (2, 3, 6, 9) else [])
+    pytest.param(workers, values, marks=[] if values == "bf16" or workers in some else [pytest.mark.slow])
     for workers in range(1, 18)
     for values in VALUES
+    for some in [(3, 4) if values in FEW_BITS else (2, 3, 6, 9)]
 ]
 
 

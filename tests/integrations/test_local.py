@@ -370,6 +370,24 @@ def test_after_detach_all_ranks_have_one_model_and_ddp_averages_again():
         torch.testing.assert_close(end, theirs, rtol=1e-5, atol=3e-6)
 
 
+def _reload_inside(rank, workers):
+    """Through the wrapper, and past it."""
+    same = []
+    for inside in (False, True):
+        model = DistributedDataParallel(mlp())
+        optimizer = sgd(model)
+        sync = attach(model, optimizer, density=0.05)
+        train(model, optimizer, range(2))
+        target, source = (model.module, mlp(seed=5)) if inside else (model, nn.ModuleDict({"module": mlp(seed=5)}))
+        target.load_state_dict(source.state_dict())
+        same.append(torch.equal(shared_weights(sync, model), weights_of(mlp(seed=5))))
+    return same
+
+
+def test_it_does_not_matter_whether_ddp_or_the_module_loads_weights():
+    assert all(all(same) for same in on_processes(2, _reload_inside))
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
@@ -446,6 +464,27 @@ def test_a_rank_that_dies_is_named(delay):
     assert outcomes[0] == ("returned", (1, True, True))
 
 
+def _other_parameters(rank, workers):
+    model = mlp()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer = SGD(list(model.parameters())[:2], lr=0.1)
+        attach(model, optimizer)
+    texts = [str(each.message) for each in caught if issubclass(each.category, spardl.SparDLWarning)]
+    optimizer.add_param_group({"params": list(model.parameters())[2:]})
+    try:
+        train(model, optimizer, range(1))
+    except spardl.StateError as error:
+        texts.append(str(error))
+    return texts
+
+
+def test_parameters_that_nobody_would_exchange_are_told_of():
+    """Those of an optimizer that was not given, and those that one has got since."""
+    for texts in on_processes(2, _other_parameters):
+        assert len(texts) == 2 and "'2.weight' and 3 more" in texts[0] and "attach again" in texts[1]
+
+
 def _refuse(rank, workers):
     texts = []
     for settings in (
@@ -517,8 +556,7 @@ def _resume(rank, workers, settings, gathered):
     return uninterrupted, _facts(model, optimizer, sync)
 
 
-@pytest.mark.parametrize("settings", RULES, ids=str)
-@pytest.mark.parametrize("gathered", [False, True], ids=["own", "gathered"])
+@pytest.mark.parametrize(("settings", "gathered"), [*((each, False) for each in RULES), (RULES[2], True)], ids=str)
 def test_resuming_equals_not_having_stopped_bit_for_bit(settings, gathered):
     """Weights, moments and running statistics; saving in between changes nothing either."""
     for uninterrupted, resumed in on_processes(2, _resume, settings, gathered):

@@ -52,8 +52,6 @@ def check_exchange(cluster, generator, *, late=False):
 @pytest.mark.parametrize("workers", range(1, 18))
 def test_the_sum_of_all_own_weights_stays_and_shared_ones_are_the_same_bits(method, workers):
     """Five exchanges in a row, of which some land late; the length divides by nothing."""
-    if method == "dense" and workers > 9:
-        return
     cluster, generator = cluster_of(workers, 251, workers, method=method, density=0.08, values="fp32")
     for number in range(5):
         check_exchange(cluster, generator, late=number % 2 == 1)
@@ -61,11 +59,9 @@ def test_the_sum_of_all_own_weights_stays_and_shared_ones_are_the_same_bits(meth
 
 @pytest.mark.parametrize("values", FORMATS)
 @pytest.mark.parametrize("residuals", LOSSLESS)
-@pytest.mark.parametrize("workers", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("workers", [3, 4])
 def test_every_format_and_residual_policy_keeps_them(values, residuals, workers):
-    for method in ("spardl", "topka", "gtopk", "oktopk", "exdyna"):
-        if method not in METHODS:
-            continue
+    for method in ("spardl", "topka", "exdyna"):
         cluster, generator = cluster_of(workers, 300, workers, method=method, values=values, residuals=residuals)
         for _ in range(3):
             check_exchange(cluster, generator)

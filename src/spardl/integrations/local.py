@@ -22,20 +22,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
-from spardl import _torch_private
 from spardl.collectives.program import AllReduce, Team
 from spardl.config import SyncConfig
-from spardl.errors import ConfigError, SparDLWarning, StateError
+from spardl.errors import SparDLWarning, StateError
 from spardl.integrations import ranks
 from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.hooks import Hook
 from spardl.integrations.local_state import own_part
-from spardl.integrations.model import COMPILED
+from spardl.integrations.model import facts_of, plain_module, size_of, stepped_parameters
 from spardl.integrations.outer import Outer
 from spardl.integrations.passing import PassingDDP
 from spardl.integrations.replica import Replica
@@ -90,15 +88,13 @@ class LocalSync(SyncHandle):
             config,
             process_group=process_group,
             device=next(iter(parameters.values())).device,
-            facts={
-                "parameters": [[n, list(p.shape), str(p.dtype)] for n, p in parameters.items()],
-                "update": str(rule),
-            },
+            facts={"parameters": facts_of(parameters), "update": str(rule)},
             of_weights=exchange.of_weights,
         )
         transport = self.session.transport
-        for tensor in (*parameters.values(), *ranks.float_buffers(model)):
-            ranks.take_from_first(tensor, transport)
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                ranks.take_from_first(tensor, transport)
         self._replicas = {name: Replica(parameters[name]) for name in reversed(parameters)}
         adaptive_steps = not any(isinstance(each, SGD) for each in self._optimizers)
         rate = rule.rate(transport.workers, config.schedule.final, adaptive=adaptive_steps)
@@ -111,7 +107,8 @@ class LocalSync(SyncHandle):
         self._swapped = False
         self._opened = self._exposed = 0.0
         self._boundary = Boundary(self._optimizers, self._step_is_over, scaler)
-        self._loading = model.register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
+        self._size = size_of(self._optimizers)
+        self._loading = plain_module(model).register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
         logger.info("%s", self._describe())
 
     def _describe(self) -> str:
@@ -126,6 +123,11 @@ class LocalSync(SyncHandle):
     def _step_is_over(self) -> None:
         if self._swapped:
             raise StateError("the optimizer has stepped shared weights: end `with sync.shared():` before training on.")
+        if size_of(self._optimizers) != self._size:
+            raise StateError(
+                "an optimizer has got parameters since attach, or lost some, and these would drift apart; detach() and"
+                " attach again when parameter groups change."
+            )
         self._steps += 1
         due = self._steps % self.rule.every == 0
         if self._offered is not None and (due or self._steps >= self._offered + self.rule.delay):
@@ -333,23 +335,3 @@ class LocalSync(SyncHandle):
         with torch.no_grad():
             for replica in self._replicas.values():
                 replica.begin()
-
-
-def stepped_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Parameter]:
-    """The parameters of a model that these optimizers step, by name, in registration order."""
-    if not optimizers:
-        raise ConfigError("local updates need the optimizer that steps this model; give optimizer=..., or a list.")
-    stepped = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
-    inner = _torch_private.uncompiled(model)
-    module = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
-    assert isinstance(module, nn.Module)
-    found = {
-        name.replace(COMPILED, ""): parameter
-        for name, parameter in module.named_parameters()
-        if id(parameter) in stepped and parameter.numel()
-    }
-    if not found:
-        raise ConfigError("these optimizers step no parameter of the model; give those that do.")
-    if any(not parameter.is_floating_point() for parameter in found.values()):
-        raise ConfigError("complex parameters cannot be synchronised sparsely; step them by an optimizer of their own.")
-    return found

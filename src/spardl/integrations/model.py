@@ -1,10 +1,15 @@
-"""What of a DistributedDataParallel model is synchronised, and under which names."""
+"""What of a model is synchronised, and under which names."""
 
+import warnings
+from collections.abc import Sequence
+
+from torch import nn
 from torch.nn import Embedding, EmbeddingBag, Parameter
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from spardl import _torch_private
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, SparDLWarning
 from spardl.sync.plan import Member
 
 COMPILED = "_orig_mod."  # what torch.compile puts before names
@@ -54,3 +59,40 @@ def members_of(parameters: dict[str, Parameter]) -> list[Member]:
 def facts_of(parameters: dict[str, Parameter]) -> list[object]:
     """What ranks compare to know that they have the same model."""
     return [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in parameters.items()]
+
+
+def plain_module(model: nn.Module) -> nn.Module:
+    """The module itself, without what torch.compile and DDP have wrapped round it, in either order."""
+    inner = _torch_private.uncompiled(model)
+    if isinstance(inner, DistributedDataParallel):
+        inner = _torch_private.uncompiled(inner.module)
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def stepped_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Parameter]:
+    """The parameters of a model that these optimizers step, by name, in registration order."""
+    if not optimizers:
+        raise ConfigError("local updates need the optimizer that steps this model; give optimizer=..., or a list.")
+    stepped = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    named = {name.replace(COMPILED, ""): each for name, each in plain_module(model).named_parameters() if each.numel()}
+    found = {name: parameter for name, parameter in named.items() if id(parameter) in stepped}
+    if not found:
+        raise ConfigError("these optimizers step no parameter of the model; give those that do.")
+    if any(not parameter.is_floating_point() for parameter in found.values()):
+        raise ConfigError("complex parameters cannot be synchronised sparsely; step them by an optimizer of their own.")
+    others = [name for name, each in named.items() if each.requires_grad and name not in found]
+    if others:
+        warnings.warn(
+            f"{others[0]!r} and {len(others) - 1} more of this model's parameters are stepped by no optimizer that"
+            " attach was given: whatever steps them, each rank does it by itself, and they are not exchanged. Give all"
+            " optimizers as a list, or freeze these parameters.",
+            SparDLWarning,
+            stacklevel=5,
+        )
+    return found
+
+
+def size_of(optimizers: Sequence[Optimizer]) -> int:
+    """How many parameters they step together."""
+    return sum(len(group["params"]) for each in optimizers for group in each.param_groups)
