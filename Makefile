@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/spardl compare --recipe digits --epochs 8 --seeds 0,1,2 --workers 4 --methods dense,spardl --density 0.01
+	$(BIN)/spardl compare --recipe digits --epochs 8 --seeds 0,1,2 --workers 4 --methods dense,spardl --updates local --density 0.01
 	@echo "All workers share this machine, so fewer bytes save no time here; docs/performance.md has times on slower lines."
 
 test: $(INSTALLED)

@@ -1,7 +1,9 @@
 """spardl: data-parallel PyTorch training that sends only the gradient entries that matter.
 
+sync = spardl.attach(model, optimizer=optimizer, update="local", density=0.01)  # any module, any optimizer
+
 model = DistributedDataParallel(model)
-sync = spardl.attach(model, optimizer=optimizer, density=0.01)
+sync = spardl.attach(model, optimizer=optimizer, density=0.01)  # gradients, as the papers have it
 """
 
 import importlib
