@@ -160,6 +160,36 @@ def test_stepping_shared_weights_is_an_error():
     assert all("sync.shared()" in text for text in on_processes(2, _step_inside))
 
 
+def _inside(rank, workers):
+    """As people save: the model with shared weights, and the state beside it, in one block."""
+    model = mlp()
+    optimizer = sgd(model)
+    sync = attach(model, optimizer, density=0.05, delay=1)
+    train(model, optimizer, range(3))
+    outside, own = sync.state_dict(), weights_of(model)
+    with sync.shared():
+        with sync.shared():
+            shared = weights_of(model)
+        inside = sync.state_dict()
+        still = torch.equal(weights_of(model), shared)
+        refused = 0
+        for call in (sync.flush, sync.detach, lambda: sync.load_state_dict(outside)):
+            try:
+                call()
+            except spardl.StateError:
+                refused += 1
+    same = all(
+        torch.equal(inside["local"][kind][name], outside["local"][kind][name])
+        for kind in ("own", "shared")
+        for name in outside["local"]["own"]
+    )
+    return same, still, refused, torch.equal(weights_of(model), own)
+
+
+def test_a_state_is_the_same_inside_the_block_of_shared_weights_and_blocks_may_be_nested():
+    assert on_processes(2, _inside) == [(True, True, 3, True)] * 2
+
+
 class Normed(nn.Module):
     def __init__(self):
         super().__init__()

@@ -196,11 +196,18 @@ class LocalSync(SyncHandle):
         They are the same bits on all ranks. Nothing is sent, so ranks need not do it together; one tensor at a time is
         copied. Running statistics (BatchNorm) stay this rank's own.
         """
+        if self._swapped:
+            yield
+            return
         self._swap()
         try:
             yield
         finally:
             self._swap()
+
+    def _check_own(self) -> None:
+        if self._swapped:
+            raise StateError("the model holds shared weights here; end `with sync.shared():` first.")
 
     def _swap(self) -> None:
         with torch.no_grad():
@@ -213,6 +220,7 @@ class LocalSync(SyncHandle):
 
         Collective; for the end of training, or before a phase without synchronisation.
         """
+        self._check_own()
         self._land()
         session, transport = self.session, self.session.transport
         session.wait()
@@ -256,6 +264,8 @@ class LocalSync(SyncHandle):
         """What *this rank* needs to go on exactly: shared and own weights, controllers, what is under way, and what its
         optimizers and running statistics hold, which are each rank's own. One file per rank."""
         self._settle()
+        weights = {name: [each.shared.clone(), each.own().clone()] for name, each in self._replicas.items()}
+        shared, own = (1, 0) if self._swapped else (0, 1)
         landings = {
             name: {field.name: getattr(each, field.name) for field in fields(Landing)}
             for name, each in self._exchange.landings.items()
@@ -264,8 +274,8 @@ class LocalSync(SyncHandle):
             "steps": self._steps,
             "offered": self._offered,
             "density": None if self._throttle is None else self._throttle.density,
-            "shared": {name: each.shared.clone() for name, each in self._replicas.items()},
-            "own": {name: each.own().clone() for name, each in self._replicas.items()},
+            "shared": {name: both[shared] for name, both in weights.items()},
+            "own": {name: both[own] for name, both in weights.items()},
             "outer": {name: each.clone() for name, each in self._outer.velocities.items()},
             "landings": landings,
             "buffers": {name: buffer.clone() for name, buffer in self._model.named_buffers()},
@@ -293,6 +303,7 @@ class LocalSync(SyncHandle):
         Raises:
             StateError: it is of another rank, world or model, or damaged; nothing was changed.
         """
+        self._check_own()
         self._settle()
         transport = self.session.transport
         sizes = {name: each.elements for name, each in self._replicas.items()}
