@@ -8,7 +8,7 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 TESTS ?= tests
-PYTEST_OPTIONS ?= -n 3
+PYTEST_OPTIONS ?= -n 3 --dist loadgroup
 
 VENV := .venv
 BIN := $(VENV)/bin

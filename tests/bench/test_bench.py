@@ -16,6 +16,9 @@ from spardl.bench.vectors import Vector, vector_of_length
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
 
+# What its fixtures start is started once, not once per process that runs tests.
+pytestmark = pytest.mark.xdist_group("bench")
+
 VECTOR = Vector("", ((40, 50), (17,)))
 
 

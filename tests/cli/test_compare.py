@@ -26,6 +26,9 @@ from spardl.train.report import EpochReport, Reading, SyncCosts, TrainReport
 from spardl.train.settings import TrainSettings
 from spardl.update import LocalUpdates, resolve
 
+# What its fixtures start is started once, not once per process that runs tests.
+pytestmark = pytest.mark.xdist_group("compare")
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 

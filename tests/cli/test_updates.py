@@ -97,6 +97,7 @@ def test_settings_of_gradients_are_refused_with_local_updates(verses: Path) -> N
     )
 
 
+@pytest.mark.slow  # tests/train/test_checkpoint.py has the same without the command
 def test_a_run_of_local_updates_goes_on_where_it_stopped(verses: Path, tmp_path: Path) -> None:
     """Late landings included: it ends with the same weights, and says how it was synchronised."""
     local = ("--update", "local", "--every", 2, "--delay", 1, "--density", 0.05)

@@ -16,6 +16,9 @@ import pytest
 from commands import environment, start
 from mpiexec import MPIEXEC, why_no_mpi
 
+# What its fixtures start is started once, not once per process that runs tests.
+pytestmark = pytest.mark.xdist_group("launchers")
+
 TRAIN = ("train", "--recipe", "digits", "--epochs", 1, "--density", 0.05, "--timeout", 60)
 ENDLESS = ("train", "--recipe", "digits", "--epochs", 100_000, "--timeout", 600)
 

@@ -24,6 +24,9 @@ from processes import on_processes
 from scripts.twice import Attach, assert_close, assert_trains_like_plain_ddp
 from training import loss_of, mlp, weights_of
 
+# What its fixtures start is started once, not once per process that runs tests.
+pytestmark = pytest.mark.xdist_group("copies")
+
 
 def steps(model: nn.Module, optimizer: Optimizer, first: int, last: int) -> None:
     for step in range(first, last):

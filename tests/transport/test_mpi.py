@@ -23,6 +23,9 @@ from spardl.transport import mpi
 from spardl.transport.choice import transport_named
 from spardl.transport.mpi import MPITransport, load_mpi
 
+# What its fixtures start is started once, not once per process that runs tests.
+pytestmark = pytest.mark.xdist_group("mpi")
+
 needs_mpi = pytest.mark.skipif(why_no_mpi() is not None, reason=str(why_no_mpi()))
 
 METHODS = ("spardl", "oktopk", "exdyna", "gtopk", "topka", "dense-ring", "dense")
