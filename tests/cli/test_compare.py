@@ -16,13 +16,14 @@ from commands import RANK_VARIABLES, environment, json_lines, spardl
 from spardl.cli import execute
 from spardl.cli.commands import parse
 from spardl.cli.compare import chosen_entries, chosen_recipes, chosen_seeds, title_of
-from spardl.cli.curves import INK, OVER_BYTES, OVER_STEPS, OVER_TIME, Curve, as_svg, best_of, points
+from spardl.cli.curves import INK, OVER_BYTES, OVER_STEPS, OVER_TIME, Curve, as_svg, best_of, points, reference
 from spardl.cli.goals import how_soon
 from spardl.cli.page import render
 from spardl.cli.summary import Summary, summarise
 from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
 from spardl.train.report import EpochReport, Reading, SyncCosts, TrainReport
+from spardl.train.rivals import RIVALS
 from spardl.train.settings import TrainSettings
 from spardl.update import LocalUpdates, resolve
 
@@ -63,7 +64,7 @@ def run_of(method: str, scores: list[float | None], *, seed: int = 0, **changes:
         "workers": 2,
         "better": "higher",
         "settings": TrainSettings(epochs=len(scores), batch_size=16, lr=lr, seed=seed),
-        "config": SyncConfig(method=method),
+        "config": SyncConfig(method="dense" if method in RIVALS else method),
         "parameters": 1000,
         "steps": 10 * len(scores),
         "density": 0.01,
@@ -284,6 +285,19 @@ def test_without_others_nobody_came_anywhere_sooner() -> None:
     assert how_soon([Curve(name, [run_of(name, TEN)]) for name in ("spardl", "topka")]) is None
     one = [Curve(name, [run_of(name, [0.5])]) for name in ("dense", "topka")]
     assert column_of("steps to dense's 50.00 % (step 10)", how_soon(one)) == {"dense": "10", "topka": "10 (1.00x)"}
+
+
+def test_rivals_take_part_and_ddp_as_it_is_is_what_others_are_measured_against() -> None:
+    entries = chosen_entries(parse(["compare", "--methods", "dense,spardl", "--rivals", "powersgd-1,ddp,ddp"]))
+    assert [(entry.label, entry.rival) for entry in entries][:3] == [
+        ("powersgd-1", "powersgd-1"),
+        ("ddp", "ddp"),
+        ("dense", None),
+    ]
+    curves = [Curve(name, [run_of(name, [0.5, 0.9])]) for name in ("powersgd-1", "dense", "ddp", "spardl")]
+    found = reference(curves)
+    assert found is not None and found.label == "ddp"
+    assert reference([curve for curve in curves if curve.label == "powersgd-1"]) is None
 
 
 def test_dense_weights_are_no_reference_for_gradients() -> None:

@@ -23,6 +23,7 @@ from spardl.errors import ConfigError
 from spardl.launch.place import Place
 from spardl.train.recipes import Recipe
 from spardl.train.report import Observer, Outline, Several
+from spardl.train.rivals import RIVALS, check_rivals
 from spardl.update import GRADIENTS, LocalUpdates
 
 SUMMARY = "train the same recipe under several methods: metric, bytes and time side by side"
@@ -46,6 +47,8 @@ def add_comparison_options(parser: argparse.ArgumentParser) -> None:
     add("--densities", type=Numbers("0.01,0.001"), metavar="D,D,...", help=densities)
     rates = "run all of it at each of these learning rates; of each method, the rate with the best end counts"
     add("--lrs", type=Numbers("0.002,0.004"), metavar="R,R,...", help=rates)
+    rivals = f"train with these too, without us: {', '.join(RIVALS)}; torch's own, separated by commas"
+    add("--rivals", default="", metavar="NAMES", help=rivals)
     seeds = "run all of it from each of these seeds; the table then has means and standard deviations"
     add("--seeds", type=_Seeds("0,1"), metavar="N,N,...", help=seeds)
     pictures = "draw the metric over steps, time and bytes sent, as metric-over-steps.png and so on"
@@ -69,7 +72,14 @@ def run(options: argparse.Namespace) -> int:
             for recipe in recipes:
                 for entry in entries:
                     titled = Titled(title_of(entry, recipe, recipes), watcher)
-                    report = train(recipe, entry.config, rule=entry.rule, data_dir=options.data_dir, observer=titled)
+                    report = train(
+                        recipe,
+                        entry.config,
+                        rule=entry.rule,
+                        rival=entry.rival,
+                        data_dir=options.data_dir,
+                        observer=titled,
+                    )
                     write({"label": entry.label, "seed": recipe.settings.seed, **report.to_dict()})
                     curves[entry.label][recipe.settings.lr].runs.append(report)
         if place.rank == 0:
@@ -100,6 +110,7 @@ class Entry:
     label: str
     config: SyncConfig
     rule: LocalUpdates | None = None
+    rival: str | None = None
 
 
 def chosen_entries(options: argparse.Namespace) -> list[Entry]:
@@ -116,7 +127,13 @@ def chosen_entries(options: argparse.Namespace) -> list[Entry]:
         for entry in _entries(config, updates, options):
             # A published way that sends everything is the same under every method.
             found.setdefault(entry.label, entry)
-    return list(found.values())
+    return [*chosen_rivals(options), *found.values()]
+
+
+def chosen_rivals(options: argparse.Namespace) -> list[Entry]:
+    """Who trains without us; none of the settings of synchronisation is about them."""
+    names = check_rivals([name.strip() for name in options.rivals.split(",") if name.strip()])
+    return [Entry(name, SyncConfig(method="dense", timeout=options.timeout), rival=name) for name in names]
 
 
 def _entries(config: SyncConfig, updates: Sequence[str], options: argparse.Namespace) -> list[Entry]:

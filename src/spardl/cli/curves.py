@@ -13,6 +13,7 @@ from spardl.cli.plot import check_drawing
 from spardl.collectives.methods.registry import method_class
 from spardl.errors import ConfigError
 from spardl.train.report import TrainReport
+from spardl.train.rivals import DENSE_RIVALS, RIVALS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,13 +109,13 @@ def mean_of(numbers: Sequence[float]) -> float:
 
 
 def is_dense(method: str) -> bool:
-    return method_class(method).about.dense
+    return method in DENSE_RIVALS if method in RIVALS else method_class(method).about.dense
 
 
 def reference(curves: Sequence[Curve]) -> Curve | None:
-    """What the others are measured against: dense, or else the first method that sends all gradients."""
+    """What the others are measured against: DDP as it is, dense, or else the first method that sends all gradients."""
     dense = [curve for curve in curves if is_dense(curve.method) and curve.runs[0].rule is None]
-    return min(dense, key=lambda curve: curve.method != "dense", default=None)
+    return min(dense, key=lambda curve: (curve.method != "ddp", curve.method != "dense"), default=None)
 
 
 def best_of(curves: Sequence[Curve]) -> Curve:

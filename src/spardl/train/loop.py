@@ -26,19 +26,20 @@ def train(
     config: SyncConfig,
     *,
     rule: LocalUpdates | None = None,
+    rival: str | None = None,
     data_dir: Path | None = None,
     observer: Observer | None = None,
     keeper: Keeper | None = None,
 ) -> TrainReport:
     """Train from scratch, or from where `keeper` says; every rank calls it and gets the same report, but its own costs.
 
-    Gradients are synchronised, or, with a rule of local updates, weights.
+    Gradients are synchronised, or, with a rule of local updates, weights; a `rival` averages gradients without us.
 
     Deterministic: the same arguments on the same number of ranks give the same weights, also of a run that was stopped
     and went on. Raises `Stopped` when the keeper was asked to stop, and has saved.
     """
     observer = observer or Quiet()
-    run = Run(recipe, config, data_dir, rule=rule)
+    run = Run(recipe, config, data_dir, rule=rule, rival=rival)
     if keeper is not None:
         keeper.restore(run)
     observer.begin(run.outline())

@@ -25,6 +25,7 @@ from spardl.integrations.optim.adam import LocalAdam
 from spardl.train.data import DATASETS, load_data
 from spardl.train.dataset import DataSet
 from spardl.train.evaluation import averaged_statistics
+from spardl.train.hooks import Rival, buckets_for
 from spardl.train.models import build_model
 from spardl.train.optimizer import build_optimizer
 from spardl.train.recipes import Recipe
@@ -58,11 +59,17 @@ class Run:
 
     `step` counts what has been done and `history` the epochs that are closed; together they are the position, also in
     the middle of an epoch. What is random in a step depends on its number, so there is no generator to save. With a
-    `rule`, ranks exchange weights that each steps by itself; without one, gradients.
+    `rule`, ranks exchange weights that each steps by itself; without one, gradients. A `rival` averages these instead.
     """
 
     def __init__(
-        self, recipe: Recipe, config: SyncConfig, data_dir: Path | None = None, *, rule: LocalUpdates | None = None
+        self,
+        recipe: Recipe,
+        config: SyncConfig,
+        data_dir: Path | None = None,
+        *,
+        rule: LocalUpdates | None = None,
+        rival: str | None = None,
     ) -> None:
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
         self.recipe, self.settings = recipe, recipe.settings
@@ -75,10 +82,10 @@ class Run:
         self.rate = LearningRate(self.settings, self.steps_per_epoch, self.workers)
         torch.manual_seed(self.settings.seed)
         model = build_model(recipe.model, self.data.facts, self.data.name)
-        self.model = _distributed(model) if rule is None else model
-        self.rule, self.config = rule, config
+        self.model = _distributed(model, rival) if rule is None else model
+        self.rule, self.rival, self.config = rule, rival, config
         # Sparse gradients are clipped, and momentum acts, before the selection.
-        before = rule is None and is_sparse(config)
+        before = rule is None and rival is None and is_sparse(config)
         self.optimizer = build_optimizer(self.model, self.settings, sparse=before)
         self.clip = None if before else self.settings.clip
         self.sync = self._attach(before)
@@ -90,7 +97,15 @@ class Run:
         self.resumed_at: int | None = None
         self._earlier, self._mark = SyncCosts(), SyncCosts()
 
+    @property
+    def method(self) -> str:
+        """Who synchronises: a method of ours, or a rival."""
+        return self.rival or self.config.method
+
     def _attach(self, before: bool) -> SyncHandle:
+        if self.rival is not None:
+            assert isinstance(self.model, DistributedDataParallel)
+            return Rival(self.rival, self.model, self.workers)
         if self.rule is not None:
             return attach(self.model, optimizer=self.optimizer, update=self.rule, config=self.config)
         self.config = with_warmup(self.config, self.settings.epochs, self.steps_per_epoch)
@@ -112,8 +127,8 @@ class Run:
     def outline(self) -> Outline:
         return Outline(
             recipe=self.recipe.name,
-            method=self.config.method,
-            way=way(self.config.method, self.rule),
+            method=self.method,
+            way=way(self.method, self.rule),
             workers=self.workers,
             metric=self.data.task.metric,
             epochs=self.epochs,
@@ -212,7 +227,7 @@ class Run:
             recipe=self.recipe.name,
             model=self.recipe.model,
             data=self.recipe.data,
-            method=self.config.method,
+            method=self.method,
             workers=self.workers,
             metric=self.data.task.metric,
             better=self.data.task.better,
@@ -360,11 +375,11 @@ def _parameters(place: str) -> Collection[str]:
     return inspect.signature(getattr(importlib.import_module(module), function)).parameters
 
 
-def _distributed(model: nn.Module) -> DistributedDataParallel:
+def _distributed(model: nn.Module, rival: str | None) -> DistributedDataParallel:
     """Running statistics stay each rank's own: see `averaged_statistics`."""
     known = inspect.signature(DistributedDataParallel).parameters
     name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    settings: dict[str, Any] = {name: False}
+    settings: dict[str, Any] = {name: False, **({} if rival is None else buckets_for(rival))}
     return DistributedDataParallel(model, **settings)
 
 
