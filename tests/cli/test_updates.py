@@ -8,7 +8,7 @@ import pytest
 from commands import json_lines, spardl
 from spardl.cli.commands import parse
 from spardl.cli.options import sync_config
-from spardl.cli.updates import chosen_update
+from spardl.cli.updates import chosen_update, chosen_updates
 from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
@@ -43,6 +43,29 @@ def test_settings_of_local_updates_are_options() -> None:
     assert rule == LocalUpdates(every=5, outer_rate=2.0, residual_decay=0.9, delay=1)
     assert config == SyncConfig()
     assert chosen("--update", "local", "--outer-rate", "auto")[0] == LocalUpdates()
+
+
+def test_a_rule_may_have_settings_of_its_own() -> None:
+    """So that one command compares with and without overlap; they count more than options."""
+    options = parse(["compare", "--updates", "local,local:delay=1,diloco:every=20", "--every", "4"])
+    rules = [chosen_update(options, name, SyncConfig())[0] for name in chosen_updates(options)]
+    assert rules[:2] == [LocalUpdates(every=4), LocalUpdates(every=4, delay=1)]
+    assert rules[2] is not None and (rules[2].every, rules[2].outer) == (20, "nesterov")
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("local:dealy=1", "delay"),
+        ("local:delay=soon", "soon"),
+        ("local:adaptive", "adaptive"),
+        ("lokal:delay=1", "local"),
+    ],
+)
+def test_a_setting_that_a_rule_does_not_have_is_refused(rule: str, said: str) -> None:
+    options = parse(["compare", "--updates", rule])
+    with pytest.raises(ConfigError, match=said):
+        [chosen_update(options, name, SyncConfig()) for name in chosen_updates(options)]
 
 
 def test_a_published_way_brings_its_settings_along() -> None:

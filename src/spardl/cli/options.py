@@ -72,7 +72,7 @@ def add_setting(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]",
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
         return
     choices = "|".join(choice for choice in meta["choices"] if len(choice) > 1)
-    group.add_argument(flag, type=_type_of(field), metavar=choices or meta["metavar"] or field.name.upper(), **common)
+    group.add_argument(flag, type=type_of(field), metavar=choices or meta["metavar"] or field.name.upper(), **common)
 
 
 def shown(value: Any) -> str:
@@ -82,7 +82,8 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _type_of(field: "dataclasses.Field[Any]") -> Callable[[str], Any]:
+def type_of(field: "dataclasses.Field[Any]") -> Callable[[str], Any]:
+    """What reads a setting's value from the command line."""
     if field.name in ("density_range", "density_limits"):
         return _range
     if field.metadata["parse"] in (int, float) or isinstance(field.default, float):
