@@ -69,9 +69,9 @@ def chosen_update(
 ) -> tuple[LocalUpdates | None, SyncConfig]:
     """The rule of this name with the settings that were given, None for gradients, and the configuration under it.
 
-    Settings in the name itself, as in local:delay=1, count more than options. A published way brings settings along that
-    count unless others were given. With `others`, settings of local updates may be meant for other rules of the same
-    command.
+    Settings in the name itself, as in local:delay=1, count more than options. A published way brings settings along
+    that count unless others were given. With `others`, settings of local updates may be meant for other rules of the
+    same command.
 
     Raises:
         ConfigError: no such rule, or settings that do not belong to it.
