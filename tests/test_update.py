@@ -39,9 +39,15 @@ def test_the_sparser_and_the_more_workers_the_longer_the_step():
     for adaptive in (False, True):
         rates = [rate(4, density, adaptive=adaptive) for density in (0.5, 0.1, 0.05, 0.01)]
         assert rates == sorted(rates)
-        assert rate(4, 0.001, adaptive=adaptive) == rates[-1]
         assert rate(2, 0.01, adaptive=adaptive) < rate(4, 0.01, adaptive=adaptive) < rate(8, 0.01, adaptive=adaptive)
-    assert rate(4, 0.01, adaptive=False) == pytest.approx(2.0)
+    assert rate(4, 0.01, adaptive=False) == rate(4, 0.001, adaptive=False) == pytest.approx(2.0)
+
+
+def test_the_agreed_mean_never_becomes_more_than_a_sum():
+    """Where next to nothing is sent, each entry comes from one worker; taken once, that is the mean times P."""
+    rate = LocalUpdates().rate
+    assert 4**0.8 == pytest.approx(rate(4, 0.01, adaptive=True))
+    assert rate(4, 0.002, adaptive=True) == rate(4, 1e-5, adaptive=True) == 4
 
 
 @pytest.mark.parametrize("given", [{"apply": "reset"}, {"outer": "nesterov"}, {"outer": "momentum"}])

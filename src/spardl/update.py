@@ -134,13 +134,15 @@ class LocalUpdates:
             return float(self.outer_rate)
         if self.apply == "reset" or self.outer != "plain":
             return 1.0
-        sparse = min(1.0, math.log(density) / math.log(AUTO_DENSITY))
-        return float(workers ** (sparse * (ADAPTIVE_POWER if adaptive else SGD_POWER)))
+        sparse = math.log(density) / math.log(AUTO_DENSITY)
+        power = min(1.0, sparse * ADAPTIVE_POWER) if adaptive else min(1.0, sparse) * SGD_POWER
+        return float(workers**power)
 
 
 # A mean counts a move of one worker alone as 1/P of a move. So sparse means are too short, the more so the more workers
-# there are and the fewer entries two of them send together: by a power of P at 1 % and below, by nothing where all is
-# sent. SGD follows a long step with longer ones, so it gets less (docs/convergence.md has the figures).
+# there are and the fewer entries two of them send together: by a power of P at 1 %, by P itself, which makes the mean a
+# sum, from 0.3 % down, by nothing where all is sent. SGD follows a long step with longer ones, so it gets less
+# (docs/convergence.md has the figures).
 ADAPTIVE_POWER = 0.8
 SGD_POWER = 0.5
 AUTO_DENSITY = 0.01

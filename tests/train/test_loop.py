@@ -381,3 +381,16 @@ def test_low_densities_are_come_down_to() -> None:
     assert (short.start, short.target, short.steps, long.steps) == (0.25, 0.001, 300, 400)
     for config in (SyncConfig(density=0.01), SyncConfig(density=DensitySchedule(0.001)), SyncConfig(method="dense")):
         assert with_warmup(config, 10, 100) is config
+
+
+def end_with_what_is_left(rank, workers):
+    rule = LocalUpdates(outer_rate=1.0)
+    return train(QUICK, SyncConfig(density=1e-6, dense_below=0), rule=rule)
+
+
+def test_the_last_test_is_of_the_model_that_is_handed_out() -> None:
+    """At next to no density shared weights stay where they began until the end, when everything is sent."""
+    first, second = on_processes(2, end_with_what_is_left)
+    assert first.readings[-1].figures == second.readings[-1].figures
+    assert first.score > 0.5  # of ten classes
+    assert first.readings[-1].bytes_sent == first.costs.bytes_sent  # all of which counts

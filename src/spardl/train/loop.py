@@ -55,9 +55,9 @@ def train(
             if keeper is not None:
                 keeper.after_step(run)
             started = time.perf_counter()
-        figures = run.note_test(figures_of(run)).figures if is_tested(run) else {}
         if run.step == run.last_step:
             run.finish()
+        figures = run.note_test(figures_of(run)).figures if is_tested(run) else {}
         observer.epoch(run.close_epoch(figures))
     return run.report()
 

@@ -200,9 +200,9 @@ class Run:
         return report
 
     def finish(self) -> None:
-        """The last step is done and tested: leave all ranks with the same model, and count what that takes. Collective.
+        """The last step is done: leave all ranks with the same model, and count what that takes. Collective.
 
-        Local updates send all that is left. No test sees that: each is of the shared weights, as a checkpoint has them.
+        Local updates send all that is left, so the last test is of the model that is handed out.
         """
         if self.rule is None:
             return
