@@ -49,7 +49,7 @@ class Boundary:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._asked:
             self._asked = True
-            if _called_by(torch.amp.GradScaler):
+            if called_by(torch.amp.GradScaler):
                 raise StateError(UNKNOWN_SCALER)
         if self._scaler is None:
             self._note(optimizer)
@@ -67,7 +67,7 @@ class Boundary:
             self._over()
 
 
-def _called_by(kind: type) -> bool:
+def called_by(kind: type) -> bool:
     """Whether a method of such an object is among the callers."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
