@@ -164,6 +164,10 @@ class StepSync(SyncHandle):
 
     # --- the rest of its life -------------------------------------------------------------------------------------
 
+    @property
+    def weights(self) -> Mapping[str, nn.Parameter]:
+        return self._parameters
+
     def _settle(self) -> None:
         self.session.wait()
         self._momenta.inherit()

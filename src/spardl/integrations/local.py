@@ -30,7 +30,7 @@ from spardl.errors import StateError
 from spardl.integrations import ranks
 from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
-from spardl.integrations.handle import SyncHandle
+from spardl.integrations.handle import SyncHandle, check_saver
 from spardl.integrations.hooks import Hook
 from spardl.integrations.local_state import optimizer_parts, own_part, with_parts
 from spardl.integrations.model import facts_of, parts_as_members, plain_module, size_of, stepped_parameters
@@ -118,13 +118,13 @@ class LocalSync(SyncHandle):
         self._boundary = Boundary(self._optimizers, self._step_is_over, scaler)
         self._size = size_of(self._optimizers)
         self._loading = plain_module(model).register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
-        logger.info("%s", self._describe())
-
-    def _describe(self) -> str:
-        off = "; DDP's own all-reduce is off" if self._passing is not None else ""
-        return (
-            f"rank {self.session.transport.rank} steps weights of its own, begun at rank 0's, and exchanges them every"
-            f" {self.rule.every} step(s), {self.rule}, outer rate {self._outer.rate:g}{off}"
+        logger.info(
+            "rank %d steps weights of its own, begun at rank 0's, and exchanges them every %d step(s), %s, rate %g%s",
+            transport.rank,
+            rule.every,
+            rule,
+            rate,
+            "; DDP's own all-reduce is off" if self._passing is not None else "",
         )
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -262,6 +262,7 @@ class LocalSync(SyncHandle):
     def state_dict(self) -> dict[str, Any]:
         """What *this rank* needs to go on exactly: shared and own weights, controllers, what is under way, and what its
         optimizers and running statistics hold, which are each rank's own. One file per rank."""
+        check_saver()
         self._settle()
         weights = {name: [each.shared.clone(), each.own().clone()] for name, each in self._replicas.items()}
         shared, own = (1, 0) if self._swapped else (0, 1)
@@ -331,6 +332,10 @@ class LocalSync(SyncHandle):
                 optimizer.load_state_dict(with_parts(optimizer, state))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise StateError(f"{type(optimizer).__name__} cannot load its part of this state: {error}") from error
+
+    @property
+    def weights(self) -> Mapping[str, nn.Parameter]:
+        return {name: each.parameter for name, each in self._replicas.items()}
 
     def _settle(self) -> None:
         """Have what is under way arrived. It lands when its time has come, as if nobody had asked."""

@@ -24,7 +24,10 @@ def unwrap(model: object) -> DistributedDataParallel:
     """
     inner = _torch_private.uncompiled(model)
     if not isinstance(inner, DistributedDataParallel):
-        raise ConfigError(f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it first.")
+        raise ConfigError(
+            f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it first, or give"
+            ' when="step" or update="local".'
+        )
     if _torch_private.has_comm_hook(inner):
         raise ConfigError("this model has a communication hook already, and DDP takes only one; wrap the module anew.")
     return inner

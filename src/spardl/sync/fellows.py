@@ -18,11 +18,14 @@ PATIENCE = 2.0  # times what a part waits for its replicas, so that who knows wh
 class Fellows:
     """Connections of our own between the ranks of one replica: a model's own collectives may run at the same time.
 
-    Making one is collective. A rank that fails leaves, so that the others need not wait for it.
+    Making one is collective. A rank that fails leaves, so that the others need not wait for it. This rank holds part
+    `position` of `count`.
     """
 
     def __init__(self, group: Group, *, timeout: float, device: torch.device | str = "cpu") -> None:
-        self._transport: Transport | None = TorchTransport(group, timeout=PATIENCE * timeout, device=device)
+        transport = TorchTransport(group, timeout=PATIENCE * timeout, device=device)
+        self.position, self.count = transport.rank, transport.workers
+        self._transport: Transport | None = transport
 
     def agree(self, fine: bool) -> bool:
         """Whether all parts are fine. Collective: an all-reduce of one number."""

@@ -188,17 +188,18 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 def flatten(tensor: Tensor, parameter: Parameter) -> Tensor:
     """`tensor`, of the parameter's shape but maybe other strides, as float32 in the parameter's memory order."""
-    return in_memory_order(_empty_like(parameter, torch.float32).copy_(tensor))
+    return in_memory_order(empty_like(parameter, torch.float32).copy_(tensor))
 
 
 def unflatten(flat: Tensor, parameter: Parameter) -> Tensor:
     """A tensor like the parameter, from values in the parameter's memory order."""
-    tensor = _empty_like(parameter, parameter.dtype)
+    tensor = empty_like(parameter, parameter.dtype)
     in_memory_order(tensor).copy_(flat)
     return tensor
 
 
-def _empty_like(parameter: Parameter, dtype: torch.dtype) -> Tensor:
+def empty_like(parameter: Parameter, dtype: torch.dtype) -> Tensor:
+    """Room for values of another type, in memory that is ordered as the parameter's."""
     layout = torch.preserve_format if is_gapless(parameter) else torch.contiguous_format
     return torch.empty_like(parameter, dtype=dtype, memory_format=layout, requires_grad=False)
 
