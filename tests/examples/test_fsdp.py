@@ -45,11 +45,11 @@ def _run(rank: int, workers: int, options: list[str]) -> str:
 
 def test_it_learns_and_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
     """To the last bit of the sum of all weights."""
-    options = ["--steps", "16", "--folder", str(tmp_path / "checkpoint")]
+    options = ["--steps", "12", "--folder", str(tmp_path / "checkpoint")]
     loss, weights, share = read(on_processes(4, _run, options)[0])
     assert loss < 4.5  # a guess among 120 characters has 4.8
     assert share < 0.05
-    on_processes(4, _run, [*options, "--stop-after", "7"])
+    on_processes(4, _run, [*options, "--stop-after", "5"])
     assert read(on_processes(4, _run, [*options, "--resume"])[0])[1] == weights
 
 

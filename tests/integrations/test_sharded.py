@@ -58,12 +58,25 @@ def load(folder, model, optimizer, sync):
     dcp.load({"sync": sync.sharded(folder)}, checkpoint_id=folder)
 
 
+def _tensors(tree):
+    """All tensors and numbers in a state, in order."""
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree, key=str) for leaf in _tensors(tree[key])]
+    if isinstance(tree, list):
+        return [leaf for each in tree for leaf in _tensors(each)]
+    return [torch.as_tensor(tree)] if isinstance(tree, torch.Tensor | int | float) else []
+
+
 def _resume(rank, workers, folder, ways):
     found = {}
     for way in ways:
         model, optimizer, sync = started((2, workers // 2), way)
         train(model, optimizer, range(4))
+        optimizer.zero_grad()
+        before = _tensors(sync.state_dict())
         save(folder / way, model, optimizer, sync)
+        for mine, theirs in zip(before, _tensors(sync.state_dict()), strict=True):
+            assert torch.equal(mine, theirs), "saving has changed something"
         train(model, optimizer, range(4, 7))
         uninterrupted = parts(model)
         model, optimizer, sync = started((2, workers // 2), way)

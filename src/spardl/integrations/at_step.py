@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Embedding, EmbeddingBag
 from torch.optim import Optimizer
 
+from spardl import _torch_private
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, StateError
 from spardl.integrations.boundary import UNKNOWN_SCALER, called_by
@@ -86,6 +87,8 @@ class StepSync(SyncHandle):
     # --- one step -------------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if _torch_private.is_rehearsal():
+            return
         if len(given) > 1 or named.get("closure") is not None:
             raise StateError(
                 "optimizer.step(closure) computes gradients when it is too late to synchronise them; call backward()"

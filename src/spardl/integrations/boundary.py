@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from spardl import _torch_private
 from spardl.errors import StateError
 
 UNKNOWN_SCALER = (
@@ -47,6 +48,8 @@ class Boundary:
             self._scaler = None
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if _torch_private.is_rehearsal():
+            return
         if not self._asked:
             self._asked = True
             if called_by(torch.amp.GradScaler):

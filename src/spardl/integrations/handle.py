@@ -1,7 +1,7 @@
 """SyncHandle: what a script keeps of a synchronised model, whatever front end synchronises it."""
 
 import contextlib
-import sys
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
@@ -145,8 +145,10 @@ class SyncHandle:
 def check_saver() -> None:
     """Raise `StateError` if it is `torch.distributed.checkpoint` that wants this rank's state: it takes tensors of the
     same name for the same tensor, and would keep those of one rank."""
-    caller = sys._getframe(2).f_globals.get("__name__", "")
-    if caller.startswith("torch.distributed.checkpoint"):
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = None if frame is None else frame.f_back
+    if frame is not None and frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint"):
         raise StateError(
             "torch.distributed.checkpoint would keep one rank's state for all; give it sync.sharded(), and to load,"
             " sync.sharded(folder)."
