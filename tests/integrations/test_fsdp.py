@@ -266,6 +266,55 @@ def test_accumulation_and_clipping_are_what_they_are_without_us():
             torch.testing.assert_close(found[name], found["native"], rtol=1e-5, atol=3e-6)
 
 
+def _scaled(rank, workers):
+    """In step 1 rank 1's loss is infinite, and with it the gradients of its whole replica."""
+    mesh, found = grid(), {}
+    for name in ("local", "gradients", "gradients in backward"):
+        model = sharded(mesh["shard"])
+        optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        attach(model, optimizer, mesh, scaler=scaler, density=0.1, **WAYS[name])
+        moved = []
+        for step in range(3):
+            before = parts(model)
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, rank, step) * (torch.inf if (rank, step) == (1, 1) else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            moved.append(not torch.equal(before, parts(model)))
+        found[name] = moved, scaler.get_scale(), bool(parts(model).isfinite().all())
+    return found
+
+
+def test_a_scaler_skips_gradients_everywhere_and_local_updates_in_one_replica():
+    for rank, found in enumerate(on_processes(WORKERS, _scaled)):
+        assert found["gradients"] == found["gradients in backward"] == ([True, False, True], 2.0**9, True)
+        assert found["local"][1:] == (2.0**9 if rank < 2 else 2.0**10, True)
+
+
+def _tiny(rank, workers):
+    """One row, so that the second part is empty."""
+    mesh, found = grid(), []
+    for settings in WAYS.values():
+        model = sharded(mesh["shard"], nn.Sequential(nn.Linear(20, 1, bias=False)))
+        nn.init.zeros_(model[0].weight)
+        optimizer = sgd(model)
+        sync = attach(model, optimizer, mesh, density=1.0, **settings)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.full((1, 20), float(rank))).sum().backward()
+            optimizer.step()
+        sync.load_state_dict(sync.state_dict())
+        found.append(whole(model))
+        sync.detach()
+    return found
+
+
+def test_a_rank_whose_part_is_empty_takes_part_in_every_step():
+    for found in on_processes(WORKERS, _tiny):
+        for weights in found:
+            torch.testing.assert_close(weights, torch.full((20,), -0.1 * 3 * 1.5))
+
+
 def _late(rank, workers):
     mesh = grid()
     model, optimizer, sync = started(mesh, adamw, update="local", density="auto", delay=1, density_limits=(0.01, 0.2))
