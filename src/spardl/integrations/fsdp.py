@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, StateError
@@ -55,13 +55,19 @@ class BackwardSync(SyncHandle):
         gather_anew(model)
         modules = sharded_modules(model)
         parameters = dict(model.named_parameters())
+        mesh = mesh_of(parameters, process_group)
+        if any(isinstance(each, DTensor) and each.device_mesh.ndim > 1 for each in parameters.values()):
+            raise ConfigError(
+                "a module's gradients are one vector in backward, in which parts and copies of a tensor-parallel model"
+                ' would mix; leave when="backward" out, and they are synchronised at the step.'
+            )
         self._sizes = {name: flat_size(each) for name, each in modules.items()}
         self.session = Session.open(
             # Backward reaches the last one first. Each is a group of its own: a kind that no other has.
             [Member(name, size, name) for name, size in reversed(self._sizes.items())],
             config,
             process_group=process_group,
-            parts=mesh_of(parameters, process_group),
+            parts=mesh,
             device=next(iter(parameters.values())).device,
             facts={"parameters": facts_of(parameters), "modules": list(self._sizes.items())},
             commit="group",
@@ -103,10 +109,15 @@ def sharded_modules(model: nn.Module) -> dict[str, FSDPModule]:
 
 
 def flat_size(module: FSDPModule) -> int:
-    """How many elements a module's hook is given: its trained parameters', cut into equal parts along dimension 0."""
+    """How many elements a module's hook is given: its trained parameters', each cut up evenly and padded."""
     assert isinstance(module, nn.Module)
-    own = trained_parameters(module)
-    return sum(-(-each.size(0) // each.device_mesh.size(0)) * (each.numel() // each.size(0)) for each in own)
+    return sum(_padded_part(each) for each in trained_parameters(module))
+
+
+def _padded_part(parameter: DTensor) -> int:
+    cut = parameter.placements[0]
+    rows = parameter.size(cut.dim if isinstance(cut, Shard) else 0)
+    return -(-rows // parameter.device_mesh.size(0)) * (parameter.numel() // rows)
 
 
 def trained_parameters(module: nn.Module) -> list[DTensor]:
