@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from processes import on_processes
@@ -133,3 +134,15 @@ def hidden(rank: int, workers: int, name: str) -> tuple[list[str], float, str]:
 def test_without_the_names_groups_are_made_by_torch(name: str) -> None:
     """They take a thread more, and do all the same."""
     assert on_processes(2, hidden, name) == [(["rank 0", "rank 1"], 2.0, "ProcessGroup")] * 2
+
+
+def test_a_step_that_a_checkpoint_rehearses_is_told_from_one_of_training() -> None:
+    """Moments are made by a step with zeros; it comes before the first real one."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    seen: list[bool] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(_torch_private.is_rehearsal()))
+    get_optimizer_state_dict(model, optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert seen == [True, False]

@@ -3,6 +3,8 @@
 Each function says in which versions of torch its names were seen, and what it does where they are missing.
 """
 
+import inspect
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -78,6 +80,22 @@ def uncompiled(model: object) -> object:
     `OptimizedModule._orig_mod`, seen in torch 2.13. The model as it is where that is missing.
     """
     return getattr(model, "_orig_mod", model)
+
+
+def is_rehearsal() -> bool:
+    """Whether the optimizer's step under way is one that `torch.distributed.checkpoint` makes, with zeros for gradients
+    and for rates, so that an optimizer has moments to save or to load: it is no step of training.
+
+    `torch.distributed.checkpoint.state_dict._init_optim_state`, seen in torch 2.13. False where it is missing.
+    """
+    rehearse = getattr(sys.modules.get("torch.distributed.checkpoint.state_dict"), "_init_optim_state", None)
+    code = getattr(rehearse, "__code__", None)
+    frame = None if code is None else inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def batch_norms(model: nn.Module) -> list[Any]:

@@ -195,7 +195,8 @@ def refused(rank: int, workers: int) -> dict[str, str]:
 def test_what_cannot_work_is_refused_with_a_sentence() -> None:
     """Each wrong argument gets an error that says what was given and what to do."""
     expected = {
-        "model": "attach needs a DistributedDataParallel model, not Sequential; wrap it first.",
+        "model": "attach needs a DistributedDataParallel model, not Sequential; wrap it first, or give"
+        ' when="step" or update="local".',
         "optimizer": "optimizer=str is not a torch optimizer; pass the one that steps this model, a list of",
         "scaler": "scaler=float is not a torch.amp.GradScaler; leave it out if there is none.",
         "setting": "there is no setting 'densty'. Did you mean density? Choose from method, density, ",

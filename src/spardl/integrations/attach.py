@@ -1,23 +1,30 @@
 """`attach`: one line on a model."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl import _torch_private
+from spardl.choices import check_choice
 from spardl.config import SyncConfig, configure
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, SparDLWarning
+from spardl.integrations.at_step import StepSync
 from spardl.integrations.ddp import SparDLState, spardl_hook
+from spardl.integrations.fsdp import BackwardSync
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.local import LocalSync
 from spardl.integrations.model import unwrap
 from spardl.integrations.optim.adam import LocalAdam
-from spardl.integrations.optim.choice import Given, optimizers_of
+from spardl.integrations.optim.choice import Given, has_memory, optimizers_of, warn_of_losses
 from spardl.integrations.setup import check_scaler, with_teams
 from spardl.transport.torchdist import Group, member_ranks
 from spardl.update import GRADIENTS, LocalUpdates, check_beside, resolve
+
+LOCALLY = 'update="local" takes any optimizer as it is, and loses nothing by it.'
 
 
 def attach(
@@ -27,6 +34,8 @@ def attach(
     update: str | LocalUpdates = GRADIENTS,
     scaler: torch.amp.GradScaler | None = None,
     process_group: Group = None,
+    replicate: Group = None,
+    when: str | None = None,
     team_size: int | None = None,
     config: SyncConfig | None = None,
     **settings: Any,
@@ -34,7 +43,8 @@ def attach(
     """Synchronise this model sparsely from now on. Collective: every rank calls it, once, in the same way.
 
     Args:
-        model: for gradients, wrapped in DistributedDataParallel; for local updates any module. Compiled or not.
+        model: for gradients, wrapped in DistributedDataParallel, or any module with `when` or `replicate`; for local
+            updates any module. Compiled or not.
         optimizer: what steps this model, or a list of several. Local updates leave it as it is. With gradients,
             momentum and weight decay of an SGD move before the selection, where they belong; False says that there is
             none to move.
@@ -42,6 +52,10 @@ def attach(
             these have come; or the name of a published way of doing that (`spardl.update.PRESETS`).
         scaler: the GradScaler in use.
         process_group: a group or a DeviceMesh (two dimensions: teams x members); default: DDP's own ranks, or all.
+        replicate: of a model that lies in parts (FSDP2, tensor parallel): the ranks that hold the same part of other
+            replicas, as a dimension of the mesh, mesh["replicate"].
+        when: gradients are synchronised in "backward", as DDP's hook and FSDP2's do, or when the optimizer makes its
+            "step", which works for any module that nobody else synchronises. Default: whichever fits the model.
         team_size: workers per team, instead of `teams`.
         config: settings as one object.
         settings: fields of `SyncConfig`, options of the method, and fields of `LocalUpdates`, on top of these.
@@ -56,13 +70,105 @@ def attach(
         PeerError: a rank did not come.
     """
     rule, others = resolve(update, settings)
+    if process_group is not None and replicate is not None:
+        raise ConfigError("replicate and process_group both say which ranks synchronise with each other; give one.")
+    where = replicate if replicate is not None else process_group
     given: dict[str, Any] = {"optimizer": optimizer, "scaler": scaler, "team_size": team_size, "config": config}
     if rule is not None:
-        return attach_locally(model, rule, process_group, **given, **others)
+        if when not in (None, "step"):
+            raise ConfigError(f'when="{when}" is about gradients; local updates are exchanged after the step.')
+        return attach_locally(model, rule, where, **given, **others)
+    moment = when_for(model, when, in_parts=replicate is not None)
+    if moment == "step":
+        return attach_at_step(model, where, **given, **others)
+    if isinstance(_torch_private.uncompiled(model), FSDPModule):
+        return attach_in_backward(model, where, **given, **others)
     ddp = unwrap(model)
-    state = SparDLState(ddp, process_group, **given, **others)
+    state = SparDLState(ddp, where, **given, **others)
     ddp.register_comm_hook(state, spardl_hook)
     return state
+
+
+def when_for(model: nn.Module, when: str | None, *, in_parts: bool) -> str:
+    """When the gradients of a model are synchronised, if `attach` was told so.
+
+    Raises:
+        ConfigError: there is no such time, or not for this model.
+    """
+    inner = _torch_private.uncompiled(model)
+    if when is not None:
+        check_choice("when", when, ("backward", "step"))
+    if isinstance(inner, DistributedDataParallel):
+        if when == "step" or in_parts:
+            raise ConfigError("DDP averages gradients in backward; give the module itself to attach, without DDP.")
+        return "backward"
+    if not isinstance(inner, nn.Module):
+        raise ConfigError(f"attach needs a torch.nn.Module, not {type(model).__name__}.")
+    return when or ("step" if in_parts or isinstance(inner, FSDPModule) else "backward")
+
+
+def attach_at_step(
+    model: nn.Module,
+    process_group: Group,
+    *,
+    optimizer: Given,
+    scaler: torch.amp.GradScaler | None,
+    team_size: int | None,
+    config: SyncConfig | None,
+    **settings: Any,
+) -> StepSync:
+    """`attach` for gradients that are synchronised when the optimizer steps."""
+    optimizers = optimizers_of(optimizer)
+    if len(optimizers) != 1:
+        raise ConfigError(
+            f"{len(optimizers)} optimizers were given, and gradients are synchronised at the step of one; give"
+            ' optimizer=..., with parameter groups if they differ, or use update="local", which takes several.'
+        )
+    if isinstance(optimizers[0], LocalAdam):
+        raise ConfigError(f"LocalAdam works in DDP's backward; {LOCALLY}")
+    check_scaler(scaler, optimizers)
+    chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(process_group)))
+    check_without_backward(chosen)
+    if not (chosen.is_dense or chosen.density == 1.0):
+        warn_of_losses(optimizers, stacklevel=4, instead=LOCALLY)
+    return StepSync(model, optimizers[0], chosen, scaler=scaler, process_group=process_group)
+
+
+def attach_in_backward(
+    model: nn.Module,
+    process_group: Group,
+    *,
+    optimizer: Given,
+    scaler: torch.amp.GradScaler | None,
+    team_size: int | None,
+    config: SyncConfig | None,
+    **settings: Any,
+) -> BackwardSync:
+    """`attach` for gradients of FSDP2 that are synchronised in backward."""
+    optimizers = optimizers_of(optimizer)
+    check_scaler(scaler, optimizers)
+    chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(process_group)))
+    check_without_backward(chosen)
+    forgetful = [each for each in optimizers if has_memory(each)]
+    if forgetful and not (chosen.is_dense or chosen.density == 1.0):
+        warnings.warn(
+            f"FSDP2 hands over gradients without names, so that {type(forgetful[0]).__name__}'s momentum and decay stay"
+            " behind the selection: entries that waited arrive without them, and training lags behind dense. Leave"
+            f' when="backward" out, and SGD\'s are moved; {LOCALLY}',
+            SparDLWarning,
+            stacklevel=3,
+        )
+    return BackwardSync(model, chosen, scaler=scaler, process_group=process_group)
+
+
+def check_without_backward(config: SyncConfig) -> None:
+    """Raise `ConfigError` for settings that need DDP's backward."""
+    needless = {"merge": config.merge is not None, "clip_norm": config.clip_norm is not None}
+    needless["groups"] = config.groups == "bucket"
+    for name, is_given in needless.items():
+        if is_given:
+            instead = "clip gradients as usual, before the optimizer steps" if name == "clip_norm" else "leave it out"
+            raise ConfigError(f"{name} is for DDP, whose backward it goes along with; {instead}.")
 
 
 def attach_locally(

@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from spardl import _torch_private
 from spardl.errors import StateError
 
 UNKNOWN_SCALER = (
@@ -47,9 +48,11 @@ class Boundary:
             self._scaler = None
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if _torch_private.is_rehearsal():
+            return
         if not self._asked:
             self._asked = True
-            if _called_by(torch.amp.GradScaler):
+            if called_by(torch.amp.GradScaler):
                 raise StateError(UNKNOWN_SCALER)
         if self._scaler is None:
             self._note(optimizer)
@@ -67,7 +70,7 @@ class Boundary:
             self._over()
 
 
-def _called_by(kind: type) -> bool:
+def called_by(kind: type) -> bool:
     """Whether a method of such an object is among the callers."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:

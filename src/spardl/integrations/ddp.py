@@ -177,6 +177,10 @@ class SparDLState(SyncHandle):
         self.session.wait()
         return self._arranger.merging
 
+    @property
+    def weights(self) -> Mapping[str, Parameter]:
+        return self._parameters
+
     def _settle(self) -> None:
         self.session.wait()
         self._momenta.inherit()

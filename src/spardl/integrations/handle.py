@@ -1,15 +1,24 @@
 """SyncHandle: what a script keeps of a synchronised model, whatever front end synchronises it."""
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from torch.nn import Parameter
 
 from spardl.config import SyncConfig
+from spardl.errors import StateError
+from spardl.integrations.sharded import Layout, Sharded
 from spardl.metrics import SyncStats
 from spardl.planning.merging import Merging
 from spardl.sync.plan import GroupPlan, densely
 from spardl.sync.session import Observer, Session
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.storage import StorageReader
 
 
 class SyncHandle:
@@ -53,10 +62,28 @@ class SyncHandle:
     def flush(self) -> None:
         """Leave all ranks with the same model. With gradients they have that: only what residuals hold waits."""
 
+    @property
+    def weights(self) -> Mapping[str, Parameter]:
+        """The parameters that are synchronised, by the names that states have for them."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Residuals, velocities and controllers of *this rank*: save one file per rank, beside the model."""
+        check_saver()
         self._settle()
         return {**self.session.state_dict(), **self._extras()}
+
+    def sharded(self, checkpoint: "str | PathLike[str] | StorageReader | None" = None, *, key: str = "sync") -> Sharded:
+        """This handle for `torch.distributed.checkpoint`, which saves what each rank has in one checkpoint.
+
+            dcp.save({"model": model_state, "sync": sync.sharded()}, checkpoint_id=folder)
+            dcp.load({"model": model_state, "sync": sync.sharded(folder)}, checkpoint_id=folder)
+
+        Args:
+            checkpoint: the one that will be loaded, which may have had other ranks; default: one of the same ranks.
+            key: under which it was saved.
+        """
+        return Sharded(self, None if checkpoint is None else Layout.saved(checkpoint, key))
 
     def gathered_state_dict(self) -> dict[str, Any]:
         """All ranks' states as one, the same on every rank, to be saved by any of them. Collective.
@@ -113,6 +140,19 @@ class SyncHandle:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_none, ())
+
+
+def check_saver() -> None:
+    """Raise `StateError` if it is `torch.distributed.checkpoint` that wants this rank's state: it takes tensors of the
+    same name for the same tensor, and would keep those of one rank."""
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = None if frame is None else frame.f_back
+    if frame is not None and frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint"):
+        raise StateError(
+            "torch.distributed.checkpoint would keep one rank's state for all; give it sync.sharded(), and to load,"
+            " sync.sharded(folder)."
+        )
 
 
 def _none() -> None:

@@ -13,7 +13,6 @@ import contextlib
 import io
 import logging
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
@@ -22,26 +21,28 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from spardl.collectives.program import AllReduce, Team
 from spardl.config import SyncConfig
-from spardl.errors import SparDLWarning, StateError
+from spardl.errors import StateError
 from spardl.integrations import ranks
 from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
-from spardl.integrations.handle import SyncHandle
+from spardl.integrations.handle import SyncHandle, check_saver
 from spardl.integrations.hooks import Hook
-from spardl.integrations.local_state import own_part
-from spardl.integrations.model import facts_of, plain_module, size_of, stepped_parameters
+from spardl.integrations.local_state import optimizer_parts, own_part, with_parts
+from spardl.integrations.model import facts_of, parts_as_members, plain_module, size_of, stepped_parameters
 from spardl.integrations.outer import Outer
+from spardl.integrations.parts import gather_anew, mesh_of, part_of
 from spardl.integrations.passing import PassingDDP
+from spardl.integrations.refusals import Refusals
 from spardl.integrations.replica import Replica
 from spardl.integrations.throttle import Throttle
 from spardl.kernels import for_device
 from spardl.metrics import SyncStats
 from spardl.sync.landing import Landing
-from spardl.sync.plan import Member
 from spardl.sync.session import Session
 from spardl.sync.state import gather_bytes
 from spardl.transport.base import run
@@ -50,7 +51,11 @@ from spardl.update import LocalUpdates
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 10  # exchanges in a row that are refused
+REFUSED = "In an exchange {who} not finite. Nothing was sent, and shared weights are as they were on all ranks."
+REFUSED_OFTEN = (
+    "In {count} exchanges in a row {who} not finite, and nothing was sent: go back to a checkpoint with a lower"
+    " learning rate, or clip gradients."
+)
 EXCHANGES: dict[str, type[Ahead] | type[Reset]] = {"ahead": Ahead, "reset": Reset}
 
 
@@ -58,12 +63,13 @@ class LocalSync(SyncHandle):
     """What `attach(update="local")` returns. Making one is collective, and gives all ranks the weights of rank 0.
 
     Args:
-        model: any module; if DDP has wrapped it, DDP's all-reduce is switched off.
+        model: any module; if DDP has wrapped it, DDP's all-reduce is switched off. Of one that lies in parts (FSDP2,
+            tensor parallel) each rank steps and exchanges its own part.
         optimizers: those that step it. A step is over when each of them has stepped, or a scaler has skipped it.
         config: how exchanges are made.
         rule: when, and what becomes of weights.
         scaler: the GradScaler in use.
-        process_group: the ranks that take part.
+        process_group: the ranks that take part; of a model in parts, those that hold the same part.
     """
 
     def __init__(
@@ -80,13 +86,16 @@ class LocalSync(SyncHandle):
         self._throttle = Throttle(*rule.density_limits) if rule.adaptive else None
         self._model, self._optimizers = model, list(optimizers)
         self._passing = PassingDDP.of(model)
+        gather_anew(model)
         parameters = stepped_parameters(model, optimizers)
+        members = parts_as_members(dict(reversed(parameters.items())))
         exchange: Exchange = EXCHANGES[rule.apply](rule)
         self._exchange = exchange
         self.session = Session.open(
-            [Member(name, each.numel()) for name, each in reversed(parameters.items())],
+            members,
             config,
             process_group=process_group,
+            parts=mesh_of(parameters, process_group),
             device=next(iter(parameters.values())).device,
             facts={"parameters": facts_of(parameters), "update": str(rule)},
             of_weights=exchange.of_weights,
@@ -94,8 +103,8 @@ class LocalSync(SyncHandle):
         transport = self.session.transport
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point():
-                ranks.take_from_first(tensor, transport)
-        self._replicas = {name: Replica(parameters[name]) for name in reversed(parameters)}
+                ranks.take_from_first(part_of(tensor), transport)
+        self._replicas = {each.name: Replica(parameters[each.name]) for each in members}
         adaptive_steps = not any(isinstance(each, SGD) for each in self._optimizers)
         rate = rule.rate(transport.workers, config.schedule.final, adaptive=adaptive_steps)
         self._outer = Outer(rule, rate, for_device(torch.device(transport.device)), self._optimizers)
@@ -103,19 +112,19 @@ class LocalSync(SyncHandle):
         self._steps = 0  # of this rank's optimizers
         self._offered: int | None = None  # the step after which the exchange under way has begun
         self._future: Future[bool] | None = None  # of it, until it has been fetched
-        self._refused = 0  # exchanges in a row
+        self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
         self._swapped = False
         self._opened = self._exposed = 0.0
         self._boundary = Boundary(self._optimizers, self._step_is_over, scaler)
         self._size = size_of(self._optimizers)
         self._loading = plain_module(model).register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
-        logger.info("%s", self._describe())
-
-    def _describe(self) -> str:
-        off = "; DDP's own all-reduce is off" if self._passing is not None else ""
-        return (
-            f"rank {self.session.transport.rank} steps weights of its own, begun at rank 0's, and exchanges them every"
-            f" {self.rule.every} step(s), {self.rule}, outer rate {self._outer.rate:g}{off}"
+        logger.info(
+            "rank %d steps weights of its own, begun at rank 0's, and exchanges them every %d step(s), %s, rate %g%s",
+            transport.rank,
+            rule.every,
+            rule,
+            rate,
+            "; DDP's own all-reduce is off" if self._passing is not None else "",
         )
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -145,7 +154,7 @@ class LocalSync(SyncHandle):
             self._exchange.offer(self.session, self._replicas, float(self.rule.residual_decay))
             self._offered, self._future = self._steps, self.session.close()
             if throttle is not None and throttle.is_due:
-                self.session.worker.run(lambda: throttle.adjust(self.session.transport))
+                self.session.worker.run(lambda: throttle.adjust(self.session.transport, self.session.fellows))
 
     def _land(self) -> None:
         """Wait for the exchange under way, if there is one, and apply what it has brought."""
@@ -165,27 +174,13 @@ class LocalSync(SyncHandle):
         if self._throttle is not None:
             self.session.wait()  # for an adjustment, which all ranks make after the same exchange
             self._throttle.observe(took=self.session.events[-1].seconds, had=started - self._opened)
+        self._refusals.note(counted, self._who)
         if counted:
-            self._refused = 0
             self._exchange.collect(self.session)
-        else:
-            self._refuse()
 
-    def _refuse(self) -> None:
-        self._refused += 1
-        bad = [n for n, each in self._replicas.items() if not bool(torch.isfinite(each.parameter.detach()).all())]
-        who = f"this rank's weights {bad[0]!r} are" if bad else "some rank's weights were"
-        if self._refused >= PATIENCE:
-            raise StateError(
-                f"In {self._refused} exchanges in a row {who} not finite, and nothing was sent: go back to a checkpoint"
-                " with a lower learning rate, or clip gradients."
-            )
-        if self._refused == 1:
-            warnings.warn(
-                f"In an exchange {who} not finite. Nothing was sent, and shared weights are as they were on all ranks.",
-                SparDLWarning,
-                stacklevel=4,
-            )
+    def _who(self) -> str:
+        bad = [n for n, each in self._replicas.items() if not bool(torch.isfinite(part_of(each.parameter)).all())]
+        return f"this rank's weights {bad[0]!r} are" if bad else "some rank's weights were"
 
     # --- shared weights -------------------------------------------------------------------------------------------
 
@@ -213,6 +208,7 @@ class LocalSync(SyncHandle):
         with torch.no_grad():
             for replica in self._replicas.values():
                 replica.swap()
+        gather_anew(self._model)
         self._swapped = not self._swapped
 
     def flush(self) -> None:
@@ -236,7 +232,10 @@ class LocalSync(SyncHandle):
                 own.copy_(replica.shared)
                 replica.show()
             for buffer in ranks.float_buffers(self._model):
-                ranks.average(buffer, transport)
+                ranks.average(part_of(buffer), transport)
+                if session.fellows is not None and not isinstance(buffer, DTensor):
+                    session.fellows.average(buffer)
+        gather_anew(self._model)
 
     # --- the rest of its life -------------------------------------------------------------------------------------
 
@@ -263,6 +262,7 @@ class LocalSync(SyncHandle):
     def state_dict(self) -> dict[str, Any]:
         """What *this rank* needs to go on exactly: shared and own weights, controllers, what is under way, and what its
         optimizers and running statistics hold, which are each rank's own. One file per rank."""
+        check_saver()
         self._settle()
         weights = {name: [each.shared.clone(), each.own().clone()] for name, each in self._replicas.items()}
         shared, own = (1, 0) if self._swapped else (0, 1)
@@ -278,8 +278,8 @@ class LocalSync(SyncHandle):
             "own": {name: both[own] for name, both in weights.items()},
             "outer": {name: each.clone() for name, each in self._outer.velocities.items()},
             "landings": landings,
-            "buffers": {name: buffer.clone() for name, buffer in self._model.named_buffers()},
-            "optimizers": [each.state_dict() for each in self._optimizers],
+            "buffers": {name: part_of(buffer).clone() for name, buffer in self._model.named_buffers()},
+            "optimizers": [optimizer_parts(each) for each in self._optimizers],
         }
         return {**self.session.state_dict(), "local": local}
 
@@ -317,7 +317,8 @@ class LocalSync(SyncHandle):
                 replica.load(local["shared"][name], local["own"][name])
             for name, buffer in self._model.named_buffers():
                 if name in local["buffers"]:
-                    buffer.copy_(local["buffers"][name])
+                    part_of(buffer).copy_(local["buffers"][name])
+        gather_anew(self._model)
         self._steps, self._offered, self._future = local["steps"], local["offered"], None
         self._exchange.landings = local["landings"]
         if self._throttle is not None and local["density"] is not None:
@@ -328,9 +329,13 @@ class LocalSync(SyncHandle):
             raise StateError(f"this state has {len(saved)} optimizer(s), not {len(self._optimizers)}; give as many.")
         for optimizer, state in zip(self._optimizers, saved, strict=True):
             try:
-                optimizer.load_state_dict(state)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                optimizer.load_state_dict(with_parts(optimizer, state))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise StateError(f"{type(optimizer).__name__} cannot load its part of this state: {error}") from error
+
+    @property
+    def weights(self) -> Mapping[str, nn.Parameter]:
+        return {name: each.parameter for name, each in self._replicas.items()}
 
     def _settle(self) -> None:
         """Have what is under way arrived. It lands when its time has come, as if nobody had asked."""

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from spardl.choices import is_count, is_number
 from spardl.errors import StateError
+from spardl.integrations.parts import part_of, placed_like
 from spardl.sync.landing import Landing
 
 SAME = "load the state of the same model."
@@ -91,6 +93,33 @@ def _landing(saved: object, name: str, size: int) -> Landing:
         if not fits:
             raise StateError(f"what was under way for {name!r} in this state leaves the tensor; {SAME}")
     return landing
+
+
+def optimizer_parts(optimizer: Optimizer) -> dict[str, Any]:
+    """An optimizer's state, of which a model in parts has this rank's: plain tensors, that load anywhere."""
+    saved = optimizer.state_dict()
+    memory = {index: {key: _plain(value) for key, value in each.items()} for index, each in saved["state"].items()}
+    return {**saved, "state": memory}
+
+
+def _plain(value: Any) -> Any:
+    return part_of(value) if isinstance(value, Tensor) else value
+
+
+def with_parts(optimizer: Optimizer, saved: Any) -> Any:
+    """What `optimizer_parts` gave, as the optimizer itself would have it."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    memory = {index: _placed(each, parameters[index]) for index, each in saved["state"].items()}
+    return {**saved, "state": memory}
+
+
+def _placed(memory: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """Tensors of the size of this rank's part of a parameter are part of tensors of the parameter's size."""
+    shape = part_of(parameter).shape
+    return {
+        key: placed_like(value, parameter) if isinstance(value, Tensor) and value.shape == shape else value
+        for key, value in memory.items()
+    }
 
 
 def _mean(states: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What of a model is synchronised, and under which names."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 from torch.nn import Embedding, EmbeddingBag, Parameter
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from spardl import _torch_private
 from spardl.errors import ConfigError, SparDLWarning
+from spardl.integrations.parts import kind_of, part_of
 from spardl.sync.plan import Member
 
 COMPILED = "_orig_mod."  # what torch.compile puts before names
@@ -23,7 +24,10 @@ def unwrap(model: object) -> DistributedDataParallel:
     """
     inner = _torch_private.uncompiled(model)
     if not isinstance(inner, DistributedDataParallel):
-        raise ConfigError(f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it first.")
+        raise ConfigError(
+            f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it first, or give"
+            ' when="step" or update="local".'
+        )
     if _torch_private.has_comm_hook(inner):
         raise ConfigError("this model has a communication hook already, and DDP takes only one; wrap the module anew.")
     return inner
@@ -56,9 +60,15 @@ def members_of(parameters: dict[str, Parameter]) -> list[Member]:
     return [Member(name, parameter.numel()) for name, parameter in trained]
 
 
+def parts_as_members(parameters: Mapping[str, Parameter]) -> list[Member]:
+    """What of these parameters lies on this rank, in their order; sharded ones may have nothing here."""
+    sizes = {name: part_of(parameter).numel() for name, parameter in parameters.items()}
+    return [Member(name, size, kind_of(parameters[name])) for name, size in sizes.items() if size]
+
+
 def facts_of(parameters: dict[str, Parameter]) -> list[object]:
-    """What ranks compare to know that they have the same model."""
-    return [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in parameters.items()]
+    """What ranks compare to know that they have the same model, or the same part of one."""
+    return [[name, list(part_of(p).shape), str(p.dtype), p.requires_grad, kind_of(p)] for name, p in parameters.items()]
 
 
 def plain_module(model: nn.Module) -> nn.Module:

@@ -1,10 +1,11 @@
-"""Replica: one parameter twice, as this rank steps it and as all ranks share it."""
+"""Replica: one parameter, or this rank's part of one, twice: as this rank steps it and as all ranks share it."""
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from spardl.integrations.optim.momentum import in_memory_order, is_gapless
+from spardl.integrations.parts import part_of
 
 
 class Replica:
@@ -49,7 +50,8 @@ class Replica:
         if is_gapless(self.parameter):
             in_memory_order(self.parameter).copy_(flat)
         else:
-            self.parameter.detach().copy_(flat.view(self.parameter.shape))
+            part = part_of(self.parameter.detach())
+            part.copy_(flat.view(part.shape))
 
     def swap(self) -> None:
         """Exchange own and shared weights: what was shared is in the parameter now, and the other way round."""

@@ -5,6 +5,7 @@ import math
 import torch
 
 from spardl.collectives.program import AllReduce
+from spardl.sync.fellows import Fellows
 from spardl.transport.base import Transport
 
 EVERY = 4  # exchanges from one adjustment to the next
@@ -32,13 +33,15 @@ class Throttle:
         """Whether enough is known; the same on all ranks."""
         return len(self._ratios) >= EVERY
 
-    def adjust(self, transport: Transport) -> None:
-        """Agree on another density. Collective: one all-reduce of a number per rank."""
+    def adjust(self, transport: Transport, fellows: Fellows | None = None) -> None:
+        """Agree on another density, also with the other parts of a model. Collective: one all-reduce of a number per
+        rank, and one more among fellows."""
         middle = sorted(self._ratios)[len(self._ratios) // 2]
         ratios = torch.zeros(transport.workers, device=transport.device)
         ratios[transport.rank] = middle
         transport.perform(AllReduce(ratios, name="agreement on the density"))
-        self.apply(float(ratios.min()))
+        least = float(ratios.min())
+        self.apply(least if fellows is None else fellows.least(least))
 
     def apply(self, ratio: float) -> None:
         """The rank with the least to spare had so many times what it needed."""

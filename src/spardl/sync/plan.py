@@ -12,10 +12,14 @@ from spardl.errors import StateError
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A tensor as synchronisation knows it: its name and its number of elements."""
+    """A tensor as synchronisation knows it: its name, its number of elements, and with whom it may be grouped.
+
+    Tensors of different kinds never share a group: they do not compete for the same entries.
+    """
 
     name: str
     elements: int
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,12 @@ def densely(plan: GroupPlan) -> GroupPlan:
 
 def plan_model(config: SyncConfig, members: Sequence[Member], workers: int) -> list[GroupPlan]:
     """The groups of a whole model before anything is known about its backward pass."""
-    runs = partition(members, config.groups) if isinstance(config.groups, int) else [list(members)]
-    return [plan_group(config, run, workers) for run in runs]
+    plans = []
+    for kind in dict.fromkeys(member.kind for member in members):
+        alike = [member for member in members if member.kind == kind]
+        runs = partition(alike, config.groups) if isinstance(config.groups, int) else [alike]
+        plans += [plan_group(config, run, workers) for run in runs]
+    return plans
 
 
 def partition(members: Sequence[Member], limit: int) -> list[list[Member]]:

@@ -26,6 +26,7 @@ from spardl.machine import cores_per_rank
 from spardl.memory.velocity import Momentum
 from spardl.metrics import StepEvent, SyncStats
 from spardl.sync import state as states
+from spardl.sync.fellows import Fellows
 from spardl.sync.lanes import Lanes
 from spardl.sync.plan import GroupPlan, Member, plan_model
 from spardl.sync.step import Part, Terms
@@ -72,6 +73,7 @@ class Session:
         commit: who commits. "step": all groups of a step or none, when it is closed. "group": each group alone, as soon
             as it has been exchanged, for callers that need its result at once; each then counts steps of its own.
         crew: the threads that add gradients up.
+        fellows: the ranks that hold the other parts of the model, if it lies in parts; they belong to the session.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class Session:
         overlap: bool = False,
         commit: Literal["step", "group"] = "step",
         crew: Crew | None = None,
+        fellows: Fellows | None = None,
     ) -> None:
         self.transport = transport
+        self.fellows = fellows
         self.config = config
         self.commit = commit
         self.events: deque[StepEvent] = deque(maxlen=REMEMBERED)
@@ -102,7 +106,7 @@ class Session:
             crew=crew,
         )
         lanes = Lanes(threads=device.type == "cpu" and commit == "step", ahead=overlap)
-        self.worker = Worker(self.sync, transport, lanes)
+        self.worker = Worker(self.sync, transport, lanes, fellows)
         self._step: _Step | None = None
         self._compared = False  # whether ranks know that they are at the same step
         self.regroup(plans)
@@ -121,6 +125,7 @@ class Session:
         overlap: bool = False,
         commit: Literal["step", "group"] = "step",
         subject: str = "configuration or model",
+        parts: ProcessGroup = None,
     ) -> "Session":
         """Connect the ranks of a group, make sure that they agree, and arrange the members. Collective.
 
@@ -132,6 +137,7 @@ class Session:
             facts: what all ranks must have in common beside the settings; default: the members.
             momentum, of_weights, overlap, commit: as for the constructor.
             subject: what the ranks are said to differ in.
+            parts: the ranks that hold the other parts of what the members are a part of; default: nobody.
 
         Raises:
             ConfigError: settings that cannot work with these ranks.
@@ -147,7 +153,8 @@ class Session:
         crew = Crew.for_cores(cores_per_rank(transport.gather_texts)) if alone else None
         plans = plan_model(config, members, transport.workers) if members else []
         how: dict[str, Any] = {"momentum": momentum, "of_weights": of_weights, "overlap": overlap, "commit": commit}
-        return cls(transport, config, plans, crew=crew, **how)
+        fellows = None if parts is None else Fellows(parts, timeout=config.timeout, device=device)
+        return cls(transport, config, plans, crew=crew, fellows=fellows, **how)
 
     # --- groups ---------------------------------------------------------------------------------------------------
 
@@ -339,6 +346,8 @@ class Session:
             keep_transport: leave the connections to whoever shares them.
         """
         self.worker.stop(StateError("this session has ended; open another one."))
+        if self.fellows is not None:
+            self.fellows.leave()
         if not keep_transport:
             self.transport.close()
 

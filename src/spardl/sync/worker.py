@@ -14,6 +14,7 @@ from torch.profiler import record_function
 
 from spardl.collectives.program import AllReduce, Program
 from spardl.sync import step as steps
+from spardl.sync.fellows import Fellows
 from spardl.sync.group import Group
 from spardl.sync.lanes import Lanes
 from spardl.sync.step import Outcome, Part, Terms
@@ -24,13 +25,17 @@ Result = TypeVar("Result")
 
 
 class Worker:
-    """Jobs run one after the other. After a failure nothing else runs; the step that failed has been rolled back."""
+    """Jobs run one after the other. After a failure nothing else runs; the step that failed has been rolled back.
 
-    def __init__(self, sync: Synchronizer, transport: Transport, lanes: Lanes) -> None:
+    `fellows` are the ranks with the other parts of the model, if there are others: a step counts on all or on none.
+    """
+
+    def __init__(self, sync: Synchronizer, transport: Transport, lanes: Lanes, fellows: Fellows | None = None) -> None:
         self.failure: BaseException | None = None
         self._sync = sync
         self._transport = transport
         self._lanes = lanes
+        self._fellows = fellows
         self._poisoned = False  # by a tensor that is in no group
 
     @property
@@ -64,6 +69,8 @@ class Worker:
             self.failure = error
             self._lanes.stop_preparing()  # nothing must be added to what is rolled back
             self._sync.abandon()
+            if self._fellows is not None:
+                self._fellows.leave()
             raise
 
     def start(self, group: Group, parts: Sequence[Part], terms: Terms) -> None:
@@ -123,6 +130,8 @@ class Worker:
     def finish(self, instead: float) -> bool:
         """Commit the step or roll it back. To be called in a job."""
         poisoned, self._poisoned = self._poisoned, False
+        if self._fellows is not None:
+            poisoned = not self._fellows.agree(not (poisoned or self._sync.poisoned))
         return self._sync.finish(poisoned=poisoned, instead=instead)
 
     def reduce(self, group: Group, tensor: Tensor) -> bool:

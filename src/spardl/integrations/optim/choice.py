@@ -39,14 +39,16 @@ def _unwrap(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def warn_of_losses(optimizers: Sequence[Optimizer], *, stacklevel: int) -> None:
-    """Say which of them act behind the selection, and what is lost there."""
+INSTEAD = "Use SGD, or spardl.LocalAdam, which divides before the selection."
+
+
+def warn_of_losses(optimizers: Sequence[Optimizer], *, stacklevel: int, instead: str = INSTEAD) -> None:
+    """Say which of them act behind the selection, what is lost there, and what to do instead."""
     for each in optimizers:
         if not isinstance(each, SGD):
             warnings.warn(
                 f"{type(each).__name__} keeps its moments behind the selection: entries that waited arrive as one value"
-                " that looks like noise to it, and training lags behind dense. Use SGD, or spardl.LocalAdam, which"
-                " divides before the selection.",
+                f" that looks like noise to it, and training lags behind dense. {instead}",
                 SparDLWarning,
                 stacklevel=stacklevel,
             )

@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 from spardl.errors import ConfigError
+from spardl.integrations.parts import part_of
 from spardl.memory.velocity import Momentum
 
 # An object of its own, so that a zero which a user or a scheduler sets later can be told from ours.
@@ -178,30 +179,33 @@ def _sign(group: dict[str, Any]) -> float:
 def in_memory_order(tensor: Tensor) -> Tensor:
     """The elements in the order in which DDP puts them into a bucket.
 
-    That is a flat view of the memory, whatever its strides (channels_last, transposed); of memory with gaps, a copy.
+    That is a flat view of the memory, whatever its strides (channels_last, transposed); of memory with gaps, a copy. Of
+    a DTensor, this rank's part.
     """
-    tensor = tensor.detach()
+    tensor = part_of(tensor.detach())
     return tensor.as_strided((tensor.numel(),), (1,)) if is_gapless(tensor) else tensor.reshape(-1)
 
 
 def flatten(tensor: Tensor, parameter: Parameter) -> Tensor:
     """`tensor`, of the parameter's shape but maybe other strides, as float32 in the parameter's memory order."""
-    return in_memory_order(_empty_like(parameter, torch.float32).copy_(tensor))
+    return in_memory_order(empty_like(parameter, torch.float32).copy_(tensor))
 
 
 def unflatten(flat: Tensor, parameter: Parameter) -> Tensor:
     """A tensor like the parameter, from values in the parameter's memory order."""
-    tensor = _empty_like(parameter, parameter.dtype)
+    tensor = empty_like(parameter, parameter.dtype)
     in_memory_order(tensor).copy_(flat)
     return tensor
 
 
-def _empty_like(parameter: Parameter, dtype: torch.dtype) -> Tensor:
+def empty_like(parameter: Parameter, dtype: torch.dtype) -> Tensor:
+    """Room for values of another type, in memory that is ordered as the parameter's."""
     layout = torch.preserve_format if is_gapless(parameter) else torch.contiguous_format
     return torch.empty_like(parameter, dtype=dtype, memory_format=layout, requires_grad=False)
 
 
 def is_gapless(tensor: Tensor) -> bool:
-    """Whether the elements of a tensor fill its memory, in whatever order."""
+    """Whether the elements of a tensor, or of this rank's part of it, fill their memory, in whatever order."""
+    tensor = part_of(tensor)
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.numel() in (0, span)

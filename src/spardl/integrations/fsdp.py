@@ -1,0 +1,130 @@
+"""FSDP2 inside backward: the hook that every sharded module calls once its gradients lie where they belong.
+
+`fully_shard` on a mesh of one dimension reduces gradients between the parts of a replica, and then calls this hook with
+a module's flat shard, in the middle of backward: here it is averaged between replicas, sparsely. What FSDP2 does on a
+mesh of two dimensions comes before the hook, so such a model is refused.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+from spardl.config import SyncConfig
+from spardl.errors import ConfigError, StateError
+from spardl.integrations.handle import SyncHandle
+from spardl.integrations.model import facts_of
+from spardl.integrations.parts import gather_anew, mesh_of
+from spardl.integrations.refusals import Refusals
+from spardl.sync.plan import Member
+from spardl.sync.session import Session
+from spardl.transport.torchdist import Group
+
+REFUSED = (
+    "In this backward {who} not finite. All ranks got zeros instead, and its residual is as it was. If a GradScaler is"
+    " in use, pass scaler=... to attach."
+)
+REFUSED_OFTEN = (
+    "{count} times in a row {who} not finite, and no weight was changed; lower the learning rate, or clip gradients."
+)
+
+
+class BackwardSync(SyncHandle):
+    """What `attach(..., when="backward")` returns for FSDP2. Making one is collective.
+
+    Each sharded module is a group of its own and counts by itself; momentum stays in the optimizer, behind the
+    selection. While micro-batches are accumulated, `set_requires_gradient_sync(False)` keeps the hook from running.
+
+    Args:
+        model: of `fully_shard`ed modules.
+        config: how gradients are exchanged.
+        scaler: the GradScaler in use.
+        process_group: the ranks that hold the same parts of other replicas.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: SyncConfig,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        process_group: Group = None,
+    ) -> None:
+        gather_anew(model)
+        modules = sharded_modules(model)
+        parameters = dict(model.named_parameters())
+        mesh = mesh_of(parameters, process_group)
+        if any(isinstance(each, DTensor) and each.device_mesh.ndim > 1 for each in parameters.values()):
+            raise ConfigError(
+                "a module's gradients are one vector in backward, in which parts and copies of a tensor-parallel model"
+                ' would mix; leave when="backward" out, and they are synchronised at the step.'
+            )
+        self._sizes = {name: flat_size(each) for name, each in modules.items()}
+        self.session = Session.open(
+            # Backward reaches the last one first. Each is a group of its own: a kind that no other has.
+            [Member(name, size, name) for name, size in reversed(self._sizes.items())],
+            config,
+            process_group=process_group,
+            parts=mesh,
+            device=next(iter(parameters.values())).device,
+            facts={"parameters": facts_of(parameters), "modules": list(self._sizes.items())},
+            commit="group",
+        )
+        self._scaled = scaler is not None and scaler.is_enabled()
+        self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
+        for name, module in modules.items():
+            module.set_all_reduce_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        def reduce(gradients: Tensor) -> None:
+            if gradients.numel() != self._sizes[name]:
+                raise StateError(
+                    f"{name!r} has gradients for {gradients.numel()} elements in this backward, of"
+                    f" {self._sizes[name]}: some of its parameters were not used, or were frozen after attach. Use"
+                    ' when="step", or update="local".'
+                )
+            own = bool(torch.isfinite(gradients).all())
+            counted = self.session.reduce(name, gradients)
+            if not counted and not self._scaled:
+                gradients.zero_()
+            if not self._scaled:
+                who = "some rank's gradients were" if own else f"this rank's gradients of {name!r} were"
+                self._refusals.note(counted, lambda: who)
+
+        return reduce
+
+
+def sharded_modules(model: nn.Module) -> dict[str, FSDPModule]:
+    """The modules that reduce gradients of their own, by name, in registration order.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = {name: each for name, each in model.named_modules() if isinstance(each, FSDPModule) and flat_size(each)}
+    if not found:
+        raise ConfigError('when="backward" is for models that fully_shard has sharded; give when="step" for others.')
+    return {name or "(root)": each for name, each in found.items()}
+
+
+def flat_size(module: FSDPModule) -> int:
+    """How many elements a module's hook is given: its trained parameters', each cut up evenly and padded."""
+    assert isinstance(module, nn.Module)
+    return sum(_padded_part(each) for each in trained_parameters(module))
+
+
+def _padded_part(parameter: DTensor) -> int:
+    cut = parameter.placements[0]
+    rows = parameter.size(cut.dim if isinstance(cut, Shard) else 0)
+    return -(-rows // parameter.device_mesh.size(0)) * (parameter.numel() // rows)
+
+
+def trained_parameters(module: nn.Module) -> list[DTensor]:
+    """Those that a sharded module itself looks after, and no sharded module inside it."""
+    found = []
+    for each in module.children():
+        if not isinstance(each, FSDPModule):
+            found += trained_parameters(each)
+    own = [each for each in module.parameters(recurse=False) if each.requires_grad and each.numel()]
+    return [*(each for each in own if isinstance(each, DTensor)), *found]
