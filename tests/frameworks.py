@@ -12,6 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import Dataset
 
 from processes import on_processes
+from spardl.extras import is_installed
 from training import mlp
 
 # How optimizers and updates are combined: all of them must resume exactly.
@@ -26,8 +27,6 @@ EXACT = {"dense_below": 0, "density": 0.05, "timeout": 30}
 
 def needs(module: str) -> pytest.MarkDecorator:
     """Skip what needs a framework that is not installed."""
-    from spardl.extras import is_installed
-
     return pytest.mark.skipif(not is_installed(module), reason=f"needs {module}: pip install {module}")
 
 
