@@ -29,7 +29,9 @@ rows = torch.tensor([number[character] for character in text[: len(text) // 64 *
 examples = [{"input_ids": row, "labels": row} for row in rows]
 
 torch.manual_seed(0)
-config = GPT2Config(vocab_size=len(number), n_positions=64, n_embd=64, n_layer=2, n_head=4, loss_type="ForCausalLM")
+config = GPT2Config(
+    vocab_size=len(number), n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None
+)
 trainer = Trainer(
     model=GPT2LMHeadModel(config),
     args=TrainingArguments(
@@ -43,6 +45,7 @@ trainer = Trainer(
         warmup_steps=10,
         max_grad_norm=1.0,
         bf16=True,
+        ddp_find_unused_parameters=False,
         save_steps=given.save_every,
         eval_strategy="steps",
         eval_steps=given.save_every,
