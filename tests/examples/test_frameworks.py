@@ -19,7 +19,7 @@ from spardl.extras import is_installed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE, HALF, REST = ("--epochs", "4"), ("--epochs", "2"), ("--epochs", "4", "--resume")
-STEPS = [("--save-every", "8", "--steps", *rest) for rest in (["16"], ["8"], ["16", "--resume"])]
+STEPS = [("--save-every", "5", "--steps", *rest) for rest in (["10"], ["5"], ["10", "--resume"])]
 
 # What each needs, how it is run (whole, half, the rest), and a loss that guessing does not reach.
 SCRIPTS = {
