@@ -110,6 +110,41 @@ def test_mixed_precision_learns_and_ends_with_one_model() -> None:
     assert all_equal(weights for _, weights in ranks)
 
 
+def _two_models(rank: int, workers: int, folder: Path) -> list[bool]:
+    from accelerate import Accelerator
+
+    from spardl.integrations.accelerate import attach
+
+    warnings.filterwarnings("ignore", category=spardl.SparDLWarning)
+    accelerator = Accelerator(cpu=True)
+    pairs = [accelerator.prepare(model, optimizer_for(model, "sgd")) for model in (mlp(0), mlp(1))]
+    syncs = [attach(accelerator, model, optimizer, **EXACT) for model, optimizer in pairs]
+    samples = Samples(8 + 8 * rank)
+
+    def step() -> None:
+        for model, optimizer in pairs:
+            accelerator.backward(cross_entropy(model(samples.inputs), samples.labels))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step()
+    saved = [weights_of(model) for model, _ in pairs]
+    accelerator.save_state(folder)
+    accelerator.wait_for_everyone()
+    step()
+    accelerator.load_state(folder)
+    assert len(syncs) == 2
+    return [torch.equal(weights, weights_of(model)) for weights, (model, _) in zip(saved, pairs, strict=True)]
+
+
+def test_two_models_are_saved_beside_each_other(tmp_path: Path) -> None:
+    """As a GAN has them: each gets its own state back, on every rank."""
+    assert as_torchrun(2, _two_models, tmp_path) == [[True, True], [True, True]]
+    names = sorted(path.name for path in tmp_path.glob("spardl*"))
+    expected = [f"spardl{which}-0000{rank}-of-00002.pt" for which in ("", "-model-1") for rank in (0, 1)]
+    assert names == sorted(expected)
+
+
 def _unprepared(rank: int, workers: int) -> str:
     from accelerate import Accelerator
 

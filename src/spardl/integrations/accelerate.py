@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, StateError
 from spardl.extras import require
 from spardl.integrations import rank_files
 from spardl.integrations.attach import attach as attach_to
@@ -72,22 +72,20 @@ class AcceleratedState:
     """What the accelerator calls when it saves and loads."""
 
     def __init__(self, model: nn.Module, sync: SyncHandle) -> None:
-        self._model, self._sync = model, sync
-        self._folder = ""
+        self._model, self._sync = plain_module(model), sync
+        self._folder, self._stem = "", ""
 
     def save(self, models: Sequence[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
         """Before anything is written: this rank's file, and shared weights instead of rank 0's."""
-        rank_files.save(self._sync, folder)
-        if not isinstance(self._sync, LocalSync):
-            return
-        for index, model in enumerate(models):
-            if plain_module(model) is plain_module(self._model) and index < len(weights):
-                with self._sync.shared():
-                    weights[index] = copy.deepcopy(model.state_dict())
+        index = self._index(models)
+        rank_files.save(self._sync, folder, _stem(index))
+        if isinstance(self._sync, LocalSync) and index < len(weights):
+            with self._sync.shared():
+                weights[index] = copy.deepcopy(models[index].state_dict())
 
     def note_folder(self, models: Sequence[nn.Module], folder: str) -> None:
         """Before anything is loaded."""
-        self._folder = folder
+        self._folder, self._stem = folder, _stem(self._index(models))
 
     def state_dict(self) -> dict[str, Any]:
         """What is in the file that rank 0 writes for all: nothing."""
@@ -95,4 +93,15 @@ class AcceleratedState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """After everything else was loaded."""
-        rank_files.load(self._sync, self._folder)
+        rank_files.load(self._sync, self._folder, self._stem)
+
+    def _index(self, models: Sequence[nn.Module]) -> int:
+        """Which of the accelerator's models this is."""
+        for index, model in enumerate(models):
+            if plain_module(model) is self._model:
+                return index
+        raise StateError("the accelerator has let go of this model (free_memory, clear): prepare and attach it anew.")
+
+
+def _stem(index: int) -> str:
+    return f"{rank_files.STEM}-model-{index}" if index else rank_files.STEM

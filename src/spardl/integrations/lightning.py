@@ -71,7 +71,8 @@ class SparseSync(Callback):
         self._loaded = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if self.sync is not None and trainer.global_step % trainer.log_every_n_steps == 0:
+        every = trainer.log_every_n_steps  # 0 if nothing is to be logged
+        if self.sync is not None and every and trainer.global_step % every == 0:
             self.log_dict(figures(self.sync), on_step=True, on_epoch=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -16,33 +16,36 @@ import torch.distributed as dist
 from spardl.errors import CheckpointError, StateError
 from spardl.integrations.handle import SyncHandle
 
-NAME = re.compile(r"spardl-(\d+)-of-(\d+)\.pt")
+STEM = "spardl"
 
 
-def rank_file(folder: Path, rank: int, workers: int) -> Path:
+def rank_file(folder: Path, rank: int, workers: int, stem: str = STEM) -> Path:
     """`spardl-00001-of-00004.pt`."""
-    return folder / f"spardl-{rank:05d}-of-{workers:05d}.pt"
+    return folder / f"{stem}-{rank:05d}-of-{workers:05d}.pt"
 
 
-def save(sync: SyncHandle, folder: str | Path) -> Path:
-    """Write this rank's state. Every rank calls it, where it can see the folder; nothing is sent."""
+def save(sync: SyncHandle, folder: str | Path, stem: str = STEM) -> Path:
+    """Write this rank's state. Every rank calls it, where it can see the folder; nothing is sent.
+
+    Where several models are saved in one folder, each has a `stem` of its own.
+    """
     folder = Path(folder)
     rank, workers = _place(sync)
-    path = rank_file(folder, rank, workers)
+    path = rank_file(folder, rank, workers, stem)
     partial = path.with_suffix(".partial")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(sync.state_dict(), partial)
         partial.replace(path)
         if rank == 0:  # what a world of another size has left here is of an older checkpoint
-            for other in [each for each, (_, size) in _found(folder).items() if size != workers]:
+            for other in [each for each, (_, size) in _found(folder, stem).items() if size != workers]:
                 other.unlink()
     except OSError as error:
         raise CheckpointError(f"{path} could not be written: {error}", writing=True) from error
     return path
 
 
-def load(sync: SyncHandle, folder: str | Path) -> None:
+def load(sync: SyncHandle, folder: str | Path, stem: str = STEM) -> None:
     """Go on from what was saved in this folder: exactly, or, with another number of workers, from the mean.
 
     Raises:
@@ -51,18 +54,18 @@ def load(sync: SyncHandle, folder: str | Path) -> None:
     """
     folder = Path(folder)
     rank, workers = _place(sync)
-    own = rank_file(folder, rank, workers)
+    own = rank_file(folder, rank, workers, stem)
     if own.exists():
         sync.load_state_dict(_read(own))
         return
-    sizes = {size for _, size in _found(folder).values()}
+    sizes = {size for _, size in _found(folder, stem).values()}
     if not sizes:
-        raise CheckpointError(f"{folder} holds no state of spardl, as spardl-00000-of-00002.pt; was it saved with it?")
+        raise CheckpointError(f"{folder} holds no state of spardl, such as {own.name}; was it saved with it?")
     if workers in sizes or len(sizes) > 1:
         raise CheckpointError(
             f"{folder} has no {own.name}: the checkpoint is not whole, or lies on another machine's disk."
         )
-    paths = [rank_file(folder, each, size) for size in sizes for each in range(size)]
+    paths = [rank_file(folder, each, size, stem) for size in sizes for each in range(size)]
     missing = [path.name for path in paths if not path.exists()]
     if missing:
         raise CheckpointError(
@@ -80,9 +83,10 @@ def _place(sync: SyncHandle) -> tuple[int, int]:
     return sync.session.transport.rank, sync.session.transport.workers
 
 
-def _found(folder: Path) -> dict[Path, tuple[int, int]]:
+def _found(folder: Path, stem: str) -> dict[Path, tuple[int, int]]:
     """Rank and number of workers of each state in this folder."""
-    matches = {path: NAME.fullmatch(path.name) for path in sorted(folder.glob("spardl-*-of-*.pt"))}
+    name = re.compile(rf"{re.escape(stem)}-(\d+)-of-(\d+)\.pt")
+    matches = {path: name.fullmatch(path.name) for path in sorted(folder.glob(f"{stem}-*-of-*.pt"))}
     return {path: (int(match[1]), int(match[2])) for path, match in matches.items() if match is not None}
 
 
