@@ -19,6 +19,7 @@ from spardl.train.keeper import Keeper
 from spardl.train.loop import train
 from spardl.train.recipes import Recipe
 from spardl.train.report import Quiet
+from spardl.train.run import Run
 from spardl.train.saving import Every, Saving
 from spardl.update import LocalUpdates, resolve
 
@@ -205,7 +206,7 @@ def test_a_checkpoint_of_another_update_rule_is_refused(rule: LocalUpdates | Non
     [
         (SHORT.changed(lr=0.1), SPARSE, 2, "lr 0.05, and this one has 0.1"),
         (SHORT, SyncConfig(density=0.2, dense_below=0), 2, "density 0.1, and this one has 0.2"),
-        (SHORT, SPARSE, 1, "workers 2, and this one has 1"),
+        (SHORT.changed(epochs=9), SPARSE, 2, "can be made longer"),
         (SHORT.changed(max_steps=5), SPARSE, 2, "beyond the last step, 5"),
     ],
 )
@@ -240,6 +241,54 @@ def test_more_steps_may_be_asked_for(folder: Path) -> None:
     whole = on_processes(2, go_on, longer, SPARSE, None)[0]
     assert (report.resumed_at, report.steps) == (27, 33)
     assert report.parameters_sha256 == whole.parameters_sha256
+
+
+STEADY = fakes.POINTS.changed(schedule="constant", epochs=1)
+
+
+@pytest.mark.parametrize("rule", [None, LocalUpdates()], ids=["gradients", "local"])
+def test_more_epochs_may_be_asked_for_where_no_rate_depends_on_them(rule: LocalUpdates | None, tmp_path: Path) -> None:
+    """The longer run is the same one from its first step, so it goes on exactly."""
+    on_processes(2, go_on, STEADY, SPARSE, None, tmp_path, rule)
+    longer = STEADY.changed(epochs=3)
+    report = on_processes(2, go_on, longer, SPARSE, "latest", tmp_path, rule)[0]
+    whole = on_processes(2, go_on, longer, SPARSE, None, None, rule)[0]
+    assert report.resumed_at == whole.steps // 3
+    assert report.parameters_sha256 == whole.parameters_sha256
+    assert [epoch.epoch for epoch in report.epochs] == [1, 2, 3]
+
+
+def start_from(rank, workers, recipe, config, folder, rule):
+    """What a run has right after it has taken up a checkpoint."""
+    run = Run(recipe, config, rule=rule)
+    Keeper(Saving(resume="latest", folder=folder)).restore(run)
+    with run.sync.shared():
+        weights = torch.cat([each.flatten() for each in run.module.parameters()]).detach().clone()
+    state = run.sync.state_dict()
+    waiting = {n: state["local"]["own"][n] for n in state["local"]["own"]} if rule else state["residuals"]
+    return weights, torch.cat([waiting[name] for name in sorted(waiting)]), run.step, run.steps_per_epoch
+
+
+@pytest.mark.parametrize("rule", [None, LocalUpdates()], ids=["gradients", "local"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_workers_goes_on_from_the_mean(
+    rule: LocalUpdates | None, workers: int, tmp_path: Path
+) -> None:
+    """The model is the same, what waits is the mean of what had waited, and the epoch is as far as it was."""
+    half = STEADY.changed(epochs=2)
+    steps = on_processes(2, go_on, half, SPARSE, None, None, rule)[0].steps // 2
+    stop = half.changed(max_steps=steps + steps // 2)
+    on_processes(2, go_on, stop, SPARSE, None, tmp_path, rule)
+    before = on_processes(2, start_from, half, SPARSE, tmp_path, rule)
+    after = on_processes(workers, start_from, half, SPARSE, tmp_path, rule)
+    mean = torch.stack([waiting for _, waiting, _, _ in before]).double().mean(0)
+    for weights, waiting, step, per_epoch in after:
+        assert torch.equal(weights, before[0][0])
+        torch.testing.assert_close(waiting.double(), mean, rtol=1e-5, atol=1e-7)
+        assert step == per_epoch + (steps // 2) * per_epoch // steps
+    report = on_processes(workers, go_on, half, SPARSE, "latest", tmp_path, rule)[0]
+    assert report.steps == 2 * after[0][3]
+    assert all(epoch.train_loss > 0 for epoch in report.epochs)
 
 
 def keep_last(rank, workers, folder):

@@ -126,21 +126,21 @@ def _mean(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What each rank of a world of another size begins with."""
     first = states[0]
     own = {name: _mean_of([each["own"][name] for each in states]) for name in first["own"]}
-    optimizers = [_mean_tree([each["optimizers"][i] for each in states]) for i in range(len(first["optimizers"]))]
-    buffers = _mean_tree([each["buffers"] for each in states])
+    optimizers = [mean_tree([each["optimizers"][i] for each in states]) for i in range(len(first["optimizers"]))]
+    buffers = mean_tree([each["buffers"] for each in states])
     return {**first, "own": own, "optimizers": optimizers, "buffers": buffers, "offered": None, "landings": {}}
 
 
-def _mean_tree(trees: Sequence[Any]) -> Any:
+def mean_tree(trees: Sequence[Any]) -> Any:
     """The same tree with means for its floating-point tensors; everything else is the first one's."""
     first = trees[0]
     try:
         if isinstance(first, Tensor):
             return _mean_of(trees) if first.is_floating_point() else first
         if isinstance(first, Mapping):
-            return {key: _mean_tree([each[key] for each in trees]) for key in first}
+            return {key: mean_tree([each[key] for each in trees]) for key in first}
         if isinstance(first, list | tuple):
-            return type(first)(_mean_tree([each[i] for each in trees]) for i in range(len(first)))
+            return type(first)(mean_tree([each[i] for each in trees]) for i in range(len(first)))
     except (KeyError, IndexError, TypeError, RuntimeError) as error:
         raise StateError(f"the ranks' parts of this state do not fit each other ({error}); {SAME}") from error
     return first

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spardl.choices import is_count
 from spardl.errors import CheckpointError, SparDLError, Stopped
 from spardl.train.checkpoint import (
     COMMON,
@@ -68,6 +69,8 @@ class Keeper:
             problem, final = _first_problem(functools.partial(self._load, run, folder))
             if not problem:
                 self._council.note_save()
+                if run.rank == 0 and run.workers_before is not None:
+                    print(f"spardl: {_resized(run, folder)}", file=sys.stderr, flush=True)
                 return
             if final or len(candidates) == 1:
                 raise CheckpointError(problem)
@@ -89,16 +92,20 @@ class Keeper:
 
     def _load(self, run: Run, folder: Path) -> None:
         meta = read_meta(folder)
-        _compare(folder, meta["identity"], run.identity())
-        if meta["step"] > run.last_step:
+        workers = _compare(folder, meta["identity"], run)
+        if run.position_of(meta["step"], workers) > run.last_step:
             raise _Refused(f"the checkpoint {folder} is beyond the last step, {run.last_step}; raise --max-steps.")
         if run.rank == 0:
             check_files(folder, meta["files"])
         common = read_state(folder, COMMON, meta["files"])
-        own = read_state(folder, rank_file(run.rank), meta["files"])
+        ranks = [run.rank] if workers == run.workers else range(workers)
+        owned = [read_state(folder, rank_file(rank), meta["files"]) for rank in ranks]
         try:
             history = [EpochReport.from_dict(record) for record in meta["history"]]
-            run.load(meta["step"], history, common, own)
+            if workers == run.workers:
+                run.load(meta["step"], history, common, owned[0])
+            else:
+                run.load_from_others(meta["step"], history, common, owned)
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint {folder} does not fit this run: {error}.") from error
 
@@ -148,14 +155,37 @@ class _Refused(CheckpointError):
     """A checkpoint that is whole, and not of this run: no other one will do instead."""
 
 
-def _compare(folder: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
-    now = json.loads(json.dumps(now))
+def _compare(folder: Path, then: dict[str, Any], run: Run) -> int:
+    """Refuse a checkpoint of a run with other settings; return how many workers that one had.
+
+    How many, and how many epochs, may differ: these only where no learning rate so far depends on it.
+    """
+    now = json.loads(json.dumps(run.identity()))
     for name in [*now, *then]:
-        if then.get(name) != now.get(name):
-            raise _Refused(
-                f"the checkpoint {folder} is of a run with {name} {_shown(then.get(name))}, and this one has"
-                f" {_shown(now.get(name))}; give the same settings, or begin anew without --resume."
+        if then.get(name) == now.get(name) or name == "workers":
+            continue
+        if name == "epochs" and not run.settings.falls_until_the_end:
+            continue
+        text = f"the checkpoint {folder} is of a run with {name} {_shown(then.get(name))}, and this one has"
+        text += f" {_shown(now.get(name))}; give the same settings, or begin anew without --resume."
+        if name == "epochs":
+            text += (
+                f" (A {run.settings.schedule} schedule falls until the last epoch, so all rates so far would have been"
+                " others; a run with --floor-step, or with the schedule milestones or constant, can be made longer.)"
             )
+        raise _Refused(text)
+    workers = then.get("workers")
+    if not is_count(workers, least=1):
+        raise CheckpointError(f"the checkpoint {folder} is damaged: it is of {workers!r} workers.")
+    return int(str(workers))
+
+
+def _resized(run: Run, folder: Path) -> str:
+    kept = "residuals begin" if run.rule is None else "each rank's own weights and optimizer begin"
+    return (
+        f"{folder} was saved by {run.workers_before} workers, and here are {run.workers}: {kept} at the mean of theirs,"
+        f" what is left of the epoch is dealt anew, and a step has {run.samples_per_step} examples."
+    )
 
 
 def _shown(value: Any) -> str:

@@ -21,6 +21,7 @@ from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
 from spardl.integrations.attach import attach
 from spardl.integrations.handle import SyncHandle
+from spardl.integrations.local_state import mean_tree
 from spardl.integrations.optim.adam import LocalAdam
 from spardl.train.data import DATASETS, load_data
 from spardl.train.dataset import DataSet
@@ -95,6 +96,7 @@ class Run:
         self.history: list[EpochReport] = []
         self.readings: list[Reading] = []
         self.resumed_at: int | None = None
+        self.workers_before: int | None = None  # if a run with another number of them was taken up
         self._earlier, self._mark = SyncCosts(), SyncCosts()
 
     @property
@@ -296,6 +298,34 @@ class Run:
         self.readings = [Reading(**each) for each in own["readings"]]
         self._earlier, self._mark = SyncCosts(**own["costs"]), self._all_costs()
 
+    def load_from_others(
+        self, step: int, history: Sequence[EpochReport], common: State, owned: Sequence[State]
+    ) -> None:
+        """Go on where a run with another number of workers was, given what each of them had: from their means.
+
+        The model is what it was, and what all ranks hold back together keeps its weight in the averages to come.
+        """
+        self.workers_before = len(owned)
+        self.step = self.resumed_at = self.position_of(step, len(owned))
+        self.history = list(history)
+        self.module.load_state_dict(common["model"])
+        if self.rule is None:
+            moments = [own["optimizer"] for own in owned]
+            self.optimizer.load_state_dict(mean_tree(moments) if moments[0] else common["optimizer"])
+        states = [own["sync"] for own in owned]
+        self.sync.load_state_dict({**states[0], "ranks": states})
+        self.carried = None
+        tallies = [Tally(**own["tally"]) for own in owned]
+        self.tally = replace(tallies[0], loss=sum(each.loss for each in tallies) / len(tallies))
+        self.readings = [Reading(**each) for each in owned[0]["readings"]]
+        self._earlier, self._mark = SyncCosts(**owned[0]["costs"]), self._all_costs()
+
+    def position_of(self, step: int, workers: int) -> int:
+        """The step of this run that is as far into its epochs as this one of a run with so many workers."""
+        theirs = self._count_steps(workers)
+        epoch, done = divmod(step, theirs)
+        return epoch * self.steps_per_epoch + done * self.steps_per_epoch // theirs
+
     @property
     def _exchanges(self) -> int:
         return self.step if self.rule is None else self.step // self.rule.every
@@ -306,11 +336,12 @@ class Run:
     def _spent(self) -> SyncCosts:
         return self._earlier + (self._all_costs() - self._mark)
 
-    def _order(self, epoch: int) -> torch.Tensor:
-        return self.data.train.order(self.workers, self.settings.batch_size, seed=self.settings.seed, epoch=epoch)
+    def _order(self, epoch: int, workers: int | None = None) -> torch.Tensor:
+        workers = workers or self.workers
+        return self.data.train.order(workers, self.settings.batch_size, seed=self.settings.seed, epoch=epoch)
 
-    def _count_steps(self) -> int:
-        count, accumulate = len(self._order(0)), self.settings.accumulate
+    def _count_steps(self, workers: int | None = None) -> int:
+        count, accumulate = len(self._order(0, workers)), self.settings.accumulate
         if count < accumulate:
             raise ConfigError(
                 f"an epoch has {count} micro-batches, too few to accumulate {accumulate}; accumulate at most {count}."

@@ -155,6 +155,11 @@ class TrainSettings:
         return self.decay == "all" if self.decay is not None else self.optimizer != "adamw"
 
     @property
+    def falls_until_the_end(self) -> bool:
+        """Whether the rate of a step depends on how many epochs there will be."""
+        return self.schedule in ("cosine", "linear") and self.floor_step is None
+
+    @property
     def trajectory(self) -> dict[str, Any]:
         """What a run's course depends on: everything but its length, how it is watched, and who loads data."""
         settings = dataclasses.asdict(self)

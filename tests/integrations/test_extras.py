@@ -1,0 +1,25 @@
+"""A framework that is not installed is asked for by name, where its adapter is imported and nowhere else."""
+
+import subprocess
+import sys
+
+WITHOUT = """
+import importlib, importlib.util, sys
+ADAPTERS = {"lightning": "lightning", "accelerate": "accelerate", "hf": "transformers"}
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in ADAPTERS.values() else found(name, *rest)
+import spardl, spardl.integrations.attach
+assert not set(ADAPTERS.values()) & set(sys.modules)
+for adapter in ADAPTERS:
+    try:
+        importlib.import_module(f"spardl.integrations.{adapter}")
+    except spardl.ConfigError as error:
+        print(error)
+"""
+
+
+def test_a_missing_framework_is_named_with_the_command_that_brings_it() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    told = done.stdout.splitlines()
+    commands = [sentence.rpartition(": ")[2] for sentence in told]
+    assert commands == ["pip install lightning", "pip install accelerate", "pip install transformers"]

@@ -1,0 +1,160 @@
+"""SparseSyncCallback under transformers.Trainer: a tiny GPT that learns to count, saved and resumed by the Trainer."""
+
+import importlib
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import spardl
+from frameworks import EXACT, WAYS, as_torchrun, needs, optimizer_for
+from training import all_equal, weights_of
+
+pytestmark = needs("transformers")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Once, for all processes that are forked from this one."""
+    importlib.import_module("spardl.integrations.hf")
+
+
+def tiny() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=24, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config)
+
+
+def counting(count: int = 64) -> list[dict[str, torch.Tensor]]:
+    rows = [torch.arange(start, start + 12) % 24 for start in range(count)]
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def parts(folder: Path, update: str, optimizer: str, **how: Any) -> tuple[Any, Any]:
+    """A trainer, and our callback."""
+    from transformers import Trainer, TrainingArguments
+
+    from spardl.integrations.hf import SparseSyncCallback
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=spardl.SparDLWarning)
+    usual: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_grad_norm": 1.0, "logging_steps": 4}
+    usual |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    usual |= {"per_device_train_batch_size": 4, "max_steps": 12, "data_seed": 3, "dataloader_pin_memory": False}
+    args = TrainingArguments(output_dir=str(folder), **{**usual, **how})
+    model = tiny()
+    made = optimizer_for(model, optimizer)
+    trainer = Trainer(
+        model=model,
+        args=args,
+        train_dataset=counting(),
+        eval_dataset=counting(8),
+        optimizers=(made, torch.optim.lr_scheduler.StepLR(made, 4, gamma=0.9)),
+    )
+    trainer.log_to_console = False
+    callback = SparseSyncCallback(trainer, update=update, **EXACT)
+    trainer.add_callback(callback)
+    return trainer, callback
+
+
+def _resume(rank: int, workers: int, update: str, optimizer: str, folder: Path) -> tuple[Any, ...]:
+    saving = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "steps", "eval_steps": 5}
+    trainer, _ = parts(folder, update, optimizer, **saving)
+    trainer.train()
+    whole = weights_of(trainer.model)
+    before, *_, after = [record["loss"] for record in trainer.state.log_history if "loss" in record]
+    logged = {key for record in trainer.state.log_history for key in record}
+
+    trainer, _ = parts(folder, update, optimizer, **saving)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
+    return whole, weights_of(trainer.model), before, after, "spardl/bytes_per_step" in logged
+
+
+@pytest.mark.parametrize(("update", "optimizer"), WAYS)
+def test_a_run_resumed_from_the_trainers_checkpoint_equals_one_that_did_not_stop(
+    update: str, optimizer: str, tmp_path: Path
+) -> None:
+    """Bit for bit on every rank, with accumulation, clipping and evaluation in between; and it learns."""
+    ranks = as_torchrun(2, _resume, update, optimizer, tmp_path)
+    for whole, resumed, before, after, logged in ranks:
+        assert torch.equal(whole, resumed)
+        assert after < before
+        assert logged
+    assert all_equal(whole for whole, _, _, _, _ in ranks)
+
+
+def _look(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
+    from transformers import TrainerCallback
+
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}  # the first
+    every = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
+    trainer, _ = parts(folder, "local", "adamw", bf16=True, **best, **every)
+    seen: dict[str, list[torch.Tensor]] = {"evaluated": [], "own": []}
+
+    class Look(TrainerCallback):
+        def on_evaluate(self, *_: Any, **__: Any) -> None:
+            seen["evaluated"].append(weights_of(trainer.model).clone())
+
+        def on_substep_end(self, *_: Any, **__: Any) -> None:
+            seen["own"].append(weights_of(trainer.model).clone())
+
+    trainer.add_callback(Look())
+    trainer.train()
+    files = [folder / f"checkpoint-{step}" / "model.safetensors" for step in (4, 8, 12)]
+    return seen["own"][6], seen["evaluated"], weights_of(trainer.model), files
+
+
+def test_evaluation_and_files_have_shared_weights_and_the_best_model_is_the_last(tmp_path: Path) -> None:
+    """Ranks' own weights differ while they train; what they evaluate and save is what they share; the model that the
+    Trainer loads in the end is the one that all ranks keep."""
+    from transformers import GPT2LMHeadModel
+
+    ranks = as_torchrun(2, _look, tmp_path)
+    assert not all_equal(own for own, _, _, _ in ranks)
+    for step in range(3):
+        assert all_equal(evaluated[step] for _, evaluated, _, _ in ranks)
+        saved = weights_of(GPT2LMHeadModel.from_pretrained(ranks[0][3][step].parent))
+        assert torch.equal(saved, ranks[0][1][step])
+    for _, evaluated, final, _ in ranks:
+        assert any(torch.equal(final, each) for each in evaluated[:2])
+
+
+def _elsewhere(rank: int, workers: int, folder: Path) -> tuple[str, torch.Tensor]:
+    trainer, callback = parts(folder / "first", "local", "sgd", save_strategy="steps", save_steps=4, max_steps=4)
+    trainer.train()
+    torch.distributed.barrier()
+    told = ""
+    for given in (None, folder / "first" / "checkpoint-4"):
+        trainer, callback = parts(folder / "second", "local", "sgd", max_steps=6)
+        callback._resume_from = given
+        try:
+            trainer.train(resume_from_checkpoint=str(folder / "first" / "checkpoint-4"))
+        except spardl.CheckpointError as error:
+            told = str(error)
+    return told, weights_of(trainer.model)
+
+
+def test_a_checkpoint_from_elsewhere_has_to_be_named(tmp_path: Path) -> None:
+    ranks = as_torchrun(2, _elsewhere, tmp_path)
+    assert all("resume_from=" in told for told, _ in ranks)
+    assert all_equal(weights for _, weights in ranks)
+
+
+def _evaluated_first(rank: int, workers: int, folder: Path) -> str:
+    trainer, _ = parts(folder, "local", "sgd")
+    trainer.evaluate()
+    try:
+        trainer.train()
+    except spardl.ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_trainer_that_has_lost_ddp_is_refused(tmp_path: Path) -> None:
+    """`evaluate()` before `train()` prepares the model without DDP, and `train()` then leaves it so."""
+    assert all("evaluate() before train()" in told for told in as_torchrun(2, _evaluated_first, tmp_path))
