@@ -64,9 +64,7 @@ def _notes(curves: Sequence[Curve], dense: Curve | None, columns: Sequence[str],
         notes.append("speed-up: of the time to dense's end")
     notes.append("sent: by one worker, rank 0, in all and per step")
     if any(run.rule is not None for curve in curves for run in curve.runs):
-        notes.append(
-            "local updates: tests see the shared weights; what is left is sent before the last, and counts"
-        )
+        notes.append("local updates: tests see the shared weights; what is left is sent before the last, and counts")
         notes.append("density: of one exchange")
     if first.note:
         notes.append(first.note)
