@@ -101,7 +101,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "attach": spardl.attach,
     "all_reduce": spardl.all_reduce,
     "simulate": spardl.simulate,
-    "LocalAdam": spardl.LocalAdam,
     "DensitySchedule": DensitySchedule,
     "SyncConfig": SyncConfig,
 }

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from spardl.integrations.ddp import SparDLState, spardl_hook
     from spardl.integrations.handle import SyncHandle
     from spardl.integrations.local import LocalSync
-    from spardl.integrations.optim.adam import LocalAdam
     from spardl.simulator.cluster import simulate
     from spardl.sync.session import Session
 
@@ -44,7 +43,6 @@ _LAZY = {
     "all_reduce": "spardl.allreduce",
     "attach": "spardl.integrations.attach",
     "forget": "spardl.allreduce",
-    "LocalAdam": "spardl.integrations.optim.adam",
     "LocalSync": "spardl.integrations.local",
     "Session": "spardl.sync.session",
     "SparDLState": "spardl.integrations.ddp",
@@ -61,7 +59,6 @@ __all__ = [
     "ConfigMismatch",
     "DataError",
     "DensitySchedule",
-    "LocalAdam",
     "LocalSync",
     "LocalUpdates",
     "PeerError",

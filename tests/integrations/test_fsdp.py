@@ -379,7 +379,6 @@ def _refused(rank, workers):
         (model, {"optimizer": optimizer, "replicate": mesh["shard"]}),
         (model, {"optimizer": optimizer, "process_group": mesh["replicate"], **replicate}),
         (model, {**replicate}),
-        (model, {"optimizer": spardl.LocalAdam(model.parameters()), **replicate}),
         (model, {"optimizer": optimizer, "clip_norm": 1.0, **replicate}),
         (model, {"optimizer": optimizer, "merge": "omgs", **replicate}),
         (model, {"optimizer": optimizer, "when": "never", **replicate}),
@@ -406,7 +405,6 @@ def test_what_cannot_work_is_refused_with_a_sentence():
             "cannot be other replicas",
             "give one",
             "0 optimizers",
-            "LocalAdam",
         ]
         wanted += ["clip gradients as usual", "merge is for DDP", "never", "about gradients", "wrap it first"]
         for text, part in zip(texts, wanted, strict=True):

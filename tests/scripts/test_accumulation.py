@@ -15,9 +15,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-import spardl
-from processes import on_processes
-from scripts.twice import Attach, assert_trains_like_plain_ddp, error_of
+from scripts.twice import Attach, assert_trains_like_plain_ddp
 from training import loss_of, mlp, weights_of
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -82,22 +80,3 @@ def test_passes_under_no_sync_may_lie_between(passes: tuple[str, ...]) -> None:
 
 def test_groups_that_start_during_backward_accumulate_as_well() -> None:
     assert_trains_like_plain_ddp(partial(accumulate, sgd=MOMENTUM), {"groups": 1000})
-
-
-def accumulate_with_local_adam(rank: int, workers: int) -> tuple[str, str]:
-    model = DistributedDataParallel(mlp())
-    optimizer = spardl.LocalAdam(model.parameters(), lr=0.01)
-    spardl.attach(model, optimizer=optimizer, density=1.0, timeout=30)
-
-    def two_passes() -> None:
-        for each in range(2):
-            loss_of(model, rank, each).backward()
-
-    return error_of(two_passes)
-
-
-def test_local_adam_refuses_a_second_backward_that_is_not_under_no_sync() -> None:
-    """It divides a whole gradient, once; what the first pass has delivered cannot be told from what is new."""
-    for kind, text in on_processes(2, accumulate_with_local_adam):
-        assert kind == "StateError"
-        assert "no_sync" in text

@@ -24,7 +24,6 @@ from training import batch, mlp, weights_of
 
 OPTIMIZERS: dict[str, Callable[[DistributedDataParallel], Optimizer]] = {
     "SGD": lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
-    "LocalAdam": lambda model: spardl.LocalAdam(model.parameters(), lr=0.01),
 }
 
 

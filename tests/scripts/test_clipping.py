@@ -3,8 +3,7 @@
 Everybody has that line. Where momentum is local, what backward delivers is a velocity and not a gradient: clipping that
 is another rule, which throws a part of momentum away. So there is `clip_norm=`, which bounds each worker's gradient
 before momentum; on one worker it is what `clip_grad_norm_` is. Promised: one warning that names it where the line only
-trains differently, an error where it trains wrongly (`LocalAdam`, whose norm says nothing about gradients), and neither
-where there is no momentum to move, since then the line does what it always did.
+trains differently, and none where there is no momentum to move, since then the line does what it always did.
 """
 
 from functools import partial
@@ -17,14 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
 
-import spardl
 from processes import on_processes
 from scripts.twice import (
     Attach,
     assert_close,
     assert_trains_like_plain_ddp,
     attach_with,
-    error_of,
     plain,
     spardl_warnings,
 )
@@ -82,22 +79,3 @@ def test_on_one_worker_clip_norm_is_clip_grad_norm(settings: dict[str, Any]) -> 
     ((clipped, unclipped, ours),) = on_processes(1, clip_before_momentum, settings)
     assert (clipped - unclipped).abs().max() > 0.01
     assert_close(ours, clipped, "one worker")
-
-
-def clip_local_adam(rank: int, workers: int) -> tuple[str, str, int]:
-    model = DistributedDataParallel(mlp())
-    optimizer = spardl.LocalAdam(model.parameters(), lr=0.01)
-    attach_with(density=0.1)(model, optimizer=optimizer)
-    loss_of(model, rank, 0).backward()
-    before = weights_of(model)
-    clip_grad_norm_(model.parameters(), 1e-3)
-    kind, text = error_of(optimizer.step)
-    return kind, text, int((weights_of(model) != before).sum())
-
-
-def test_clipping_behind_local_adam_is_an_error_at_the_step() -> None:
-    """Before any weight has moved."""
-    for kind, text, moved in on_processes(2, clip_local_adam):
-        assert kind == "StateError"
-        assert "clip_norm" in text
-        assert moved == 0

@@ -18,7 +18,6 @@ from spardl.integrations.fsdp import BackwardSync
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.local import LocalSync
 from spardl.integrations.model import unwrap
-from spardl.integrations.optim.adam import LocalAdam
 from spardl.integrations.optim.choice import Given, has_memory, optimizers_of, warn_of_losses
 from spardl.integrations.setup import check_scaler, with_teams
 from spardl.transport.torchdist import Group, member_ranks
@@ -124,8 +123,6 @@ def attach_at_step(
             f"{len(optimizers)} optimizers were given, and gradients are synchronised at the step of one; give"
             ' optimizer=..., with parameter groups if they differ, or use update="local", which takes several.'
         )
-    if isinstance(optimizers[0], LocalAdam):
-        raise ConfigError(f"LocalAdam works in DDP's backward; {LOCALLY}")
     check_scaler(scaler, optimizers)
     chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(process_group)))
     check_without_backward(chosen)
@@ -184,8 +181,6 @@ def attach_locally(
 ) -> LocalSync:
     """`attach` for local updates."""
     optimizers = optimizers_of(optimizer)
-    if any(isinstance(each, LocalAdam) for each in optimizers):
-        raise ConfigError("LocalAdam is for gradients; with local updates use torch.optim.AdamW as it is.")
     check_scaler(scaler, optimizers)
     inner = _torch_private.uncompiled(model)
     if not isinstance(inner, nn.Module):

@@ -70,7 +70,6 @@ class SparDLState(SyncHandle):
         self._momenta = Momenta(optimizers, self._parameters, self.session)
         moved, holds = self._momenta.optimizers, self.session.sync.holds
         self._watch = GradientWatch(self._names, optimizers, moved, holds, quiet=setup.quiet)
-        self._momenta.bind(model, self._watch.is_continued)
         self._buckets = Buckets(self._names, provisional=2 if model.static_graph else 1)
         self._arranger = Arranger(config, self._buckets)
         self._open = self._awaited = self._loaded = False
@@ -151,7 +150,6 @@ class SparDLState(SyncHandle):
 
     def _after_step(self, counted: bool) -> None:
         """On the communication thread, before DDP has its results: what is to be noted, planned and rearranged."""
-        self._momenta.end_step(counted)
         self._watch.synchronised(self._arrived, self.session.events[-1], scaled=self._scaler is not None)
         sizes = {name: gradient.numel() for name, gradient in self._arrived.items()}
         momentum = bool(self._momenta.optimizers)

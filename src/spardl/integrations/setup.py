@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError
 from spardl.integrations.model import unwrap
-from spardl.integrations.optim.adam import LocalAdam
 from spardl.integrations.optim.choice import Given, optimizers_of, warn_of_losses
 from spardl.transport.torchdist import Group, member_ranks
 
@@ -78,9 +77,4 @@ def check_scaler(scaler: object, optimizers: Sequence[Optimizer]) -> None:
     if not isinstance(scaler, torch.amp.GradScaler):
         raise ConfigError(
             f"scaler={type(scaler).__name__} is not a torch.amp.GradScaler; leave it out if there is none."
-        )
-    if scaler.is_enabled() and any(isinstance(each, LocalAdam) for each in optimizers):
-        raise ConfigError(
-            "LocalAdam divides gradients before they are unscaled, so a GradScaler does not work with it; train in"
-            " bf16, which needs none, or with SGD."
         )

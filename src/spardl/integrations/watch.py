@@ -22,7 +22,6 @@ from torch.utils.hooks import RemovableHandle
 
 from spardl.errors import SparDLWarning, StateError
 from spardl.integrations.hooks import Hook
-from spardl.integrations.optim.adam import LocalAdam
 from spardl.integrations.optim.choice import has_memory
 from spardl.integrations.optim.momentum import flatten, in_memory_order
 from spardl.metrics import StepEvent
@@ -108,10 +107,6 @@ class GradientWatch:
     def is_unused(self, parameter: Parameter) -> bool:
         """Whether no backward since the last synchronised one has computed a gradient for this parameter."""
         return parameter not in self._watched or self._names[parameter] not in self._touched
-
-    def is_continued(self, parameter: Tensor) -> bool:
-        """Whether the backward under way adds to a gradient that has been synchronised before."""
-        return self._names.get(parameter, "") in self._bases  # type: ignore[call-overload]
 
     def synchronised(self, results: Mapping[str, Tensor], event: StepEvent, *, scaled: bool) -> None:
         """A backward has ended, with these results, which a GradScaler will change if they are `scaled`."""
@@ -218,16 +213,11 @@ class GradientWatch:
         self._probe = None
         if parameter.grad is None or float(in_memory_order(parameter.grad)[place]) == value:
             return
-        changed = "Gradients were changed between backward and step, by clip_grad_norm_ or a GradScaler perhaps."
-        if isinstance(optimizer, LocalAdam):
-            raise StateError(
-                f"{changed} LocalAdam has divided them already: clipped to the norm of a gradient, almost nothing is"
-                " left of them. Leave both out; attach(clip_norm=...) bounds the norm of what is applied, if need be."
-            )
         self._tell(
             "changed",
-            f"{changed} They hold momentum and what had waited, which such a change cuts into; pass clip_norm=... to"
-            " attach, which clips before the selection, or scaler=...",
+            "Gradients were changed between backward and step, by clip_grad_norm_ or a GradScaler perhaps. They hold"
+            " momentum and what had waited, which such a change cuts into; pass clip_norm=... to attach, which clips"
+            " before the selection, or scaler=...",
         )
 
     def _after_step(self, optimizer: Optimizer) -> None:

@@ -3,15 +3,11 @@
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from spardl.integrations.optim.adam import LocalAdam
 from spardl.train.settings import TrainSettings
 
 
-def build_optimizer(model: nn.Module, settings: TrainSettings, *, sparse: bool = False) -> Optimizer:
-    """One for all parameters; those that do not decay are a group of their own.
-
-    Where gradients are sent sparsely, Adam comes before that: `LocalAdam`, which `attach` is to be given.
-    """
+def build_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
+    """One for all parameters; those that do not decay are a group of their own."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decaying = [each for each in parameters if settings.decays_all or each.dim() >= 2]
     chosen = {id(parameter) for parameter in decaying}
@@ -20,14 +16,6 @@ def build_optimizer(model: nn.Module, settings: TrainSettings, *, sparse: bool =
     groups = [group for group in groups if group["params"]]
     if settings.optimizer == "sgd":
         return SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
-    if sparse:
-        return LocalAdam(
-            groups,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            decoupled=settings.optimizer == "adamw",
-        )
     kind = AdamW if settings.optimizer == "adamw" else Adam
     return kind(groups, lr=settings.lr, betas=settings.betas, eps=settings.epsilon)
 

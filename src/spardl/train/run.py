@@ -21,8 +21,6 @@ from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
 from spardl.integrations.attach import attach
 from spardl.integrations.handle import SyncHandle
-from spardl.integrations.local_state import mean_tree
-from spardl.integrations.optim.adam import LocalAdam
 from spardl.train.data import DATASETS, load_data
 from spardl.train.dataset import DataSet
 from spardl.train.evaluation import averaged_statistics
@@ -87,7 +85,7 @@ class Run:
         self.rule, self.rival, self.config = rule, rival, config
         # Sparse gradients are clipped, and momentum acts, before the selection.
         before = rule is None and rival is None and is_sparse(config)
-        self.optimizer = build_optimizer(self.model, self.settings, sparse=before)
+        self.optimizer = build_optimizer(self.model, self.settings)
         self.clip = None if before else self.settings.clip
         self.sync = self._attach(before)
         self.step = 0
@@ -112,7 +110,7 @@ class Run:
             return attach(self.model, optimizer=self.optimizer, update=self.rule, config=self.config)
         self.config = with_warmup(self.config, self.settings.epochs, self.steps_per_epoch)
         if before and self.settings.clip is not None:
-            self.config = with_clip(self.config, self.settings, self.workers, _size(self.model))
+            self.config = with_clip(self.config, self.settings)
         # The averaged gradient is clipped behind it, so momentum then stays where it comes after that.
         return attach(self.model, optimizer=self.optimizer if self.clip is None else False, config=self.config)
 
@@ -271,11 +269,10 @@ class Run:
         return {"model": model, "optimizer": self.optimizer.state_dict() if self.rule is None else None}
 
     def own_state(self) -> State:
-        """What is this rank's alone: residuals or own weights, velocities and controllers, Adam's moments, BatchNorm's
+        """What is this rank's alone: residuals or own weights, velocities and controllers, BatchNorm's
         statistics, what a language model carries from batch to batch, the epoch so far, and what tests have found."""
         return {
             "sync": self.sync.state_dict(),
-            "optimizer": self.optimizer.state_dict() if isinstance(self.optimizer, LocalAdam) else None,
             "buffers": dict(self.module.named_buffers()),
             "carried": self.carried,
             "tally": asdict(self.tally),
@@ -289,7 +286,7 @@ class Run:
         self.history = list(history)
         self.module.load_state_dict(common["model"])
         if self.rule is None:
-            self.optimizer.load_state_dict(own["optimizer"] or common["optimizer"])
+            self.optimizer.load_state_dict(common["optimizer"])
         self.sync.load_state_dict(own["sync"])
         for name, buffer in self.module.named_buffers():
             buffer.copy_(own["buffers"][name])
@@ -310,8 +307,7 @@ class Run:
         self.history = list(history)
         self.module.load_state_dict(common["model"])
         if self.rule is None:
-            moments = [own["optimizer"] for own in owned]
-            self.optimizer.load_state_dict(mean_tree(moments) if moments[0] else common["optimizer"])
+            self.optimizer.load_state_dict(common["optimizer"])
         states = [own["sync"] for own in owned]
         self.sync.load_state_dict({**states[0], "ranks": states})
         self.carried = None
@@ -366,16 +362,15 @@ def with_warmup(config: SyncConfig, epochs: int, steps_per_epoch: int) -> SyncCo
     return replace(config, density=DensitySchedule(config.density, WARMUP_START, steps))
 
 
-def with_clip(config: SyncConfig, settings: TrainSettings, workers: int, parameters: int) -> SyncConfig:
+def with_clip(config: SyncConfig, settings: TrainSettings) -> SyncConfig:
     """Each worker clips its own gradient, before it is accumulated: later, a clip would cut into what had waited.
 
-    To sqrt(workers) times the norm, because averaging takes that much off the noise in which most of it consists. Under
-    Adam it is the update, to a mean square of one for the mean. A `clip_norm` counts instead.
+    To sqrt(workers) times the norm, because averaging takes that much off the noise in which most of it consists. A
+    `clip_norm` counts instead.
     """
     if config.clip_norm is not None or settings.clip is None:
         return config
-    mean = settings.clip if settings.optimizer == "sgd" else parameters**0.5
-    return replace(config, clip_norm=mean)
+    return replace(config, clip_norm=settings.clip)
 
 
 def _size(model: nn.Module) -> int:

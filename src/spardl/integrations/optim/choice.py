@@ -39,7 +39,7 @@ def _unwrap(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-INSTEAD = "Use SGD, or spardl.LocalAdam, which divides before the selection."
+INSTEAD = 'With update="local" every rank steps its own optimizer, whatever it is, and nothing of it is lost.'
 
 
 def warn_of_losses(optimizers: Sequence[Optimizer], *, stacklevel: int, instead: str = INSTEAD) -> None:

@@ -1,15 +1,12 @@
 """All optimizers of one model whose momentum acts before the selection, and the session that it acts in."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from spardl.errors import SparDLWarning
-from spardl.integrations.optim.adam import LocalAdam
 from spardl.integrations.optim.momentum import LocalMomentum, plain_rule
 from spardl.memory.velocity import Momentum
 from spardl.sync.session import Session
@@ -35,12 +32,6 @@ class Momenta:
         """Those whose momentum has moved."""
         return [each.optimizer for each in self._moved]
 
-    def bind(self, model: DistributedDataParallel, is_continued: Callable[[Tensor], bool]) -> None:
-        """Tell optimizers that work before the selection which model that is (`LocalAdam.bind`)."""
-        for optimizer in self.optimizers:
-            if isinstance(optimizer, LocalAdam):
-                optimizer.bind(model, is_continued)
-
     def inherit(self) -> None:
         """Momentum that an optimizer already had is every rank's velocity: their mean is what it was."""
         for each in self._moved:
@@ -60,12 +51,6 @@ class Momenta:
             each.reloaded = False
             rules |= each.rules()
         return rules
-
-    def end_step(self, counted: bool) -> None:
-        """A step has been synchronised; if it does not count, optimizers that keep moments of it forget them."""
-        for optimizer in self.optimizers:
-            if isinstance(optimizer, LocalAdam) and not counted:
-                optimizer.refuse()
 
     def end(self) -> None:
         """Give momentum back to the optimizers, with the mean velocity, and apply what residuals hold. Collective."""

@@ -52,7 +52,6 @@ class LocalMomentum:
         self.reloaded = False  # whether the optimizer has loaded a state without momentum since it was last asked
         self._names = names
         self._fade_after: float = getattr(optimizer, "fade_after", 0.0)
-        self._averages: bool = getattr(optimizer, "averages", False)
         self._settings: list[_Settings | None] = []
         self._velocities: dict[str, Tensor] = {}
         chosen = [self._is_ours(index, group) for index, group in enumerate(optimizer.param_groups)]
@@ -142,7 +141,7 @@ class LocalMomentum:
             in_memory_order(parameter).float(),
             float(settings.momentum),
             _sign(group) * float(settings.weight_decay),
-            float(settings.momentum if self._averages else settings.dampening),
+            float(settings.dampening),
             bool(settings.nesterov),
             self._fade_after,
         )
