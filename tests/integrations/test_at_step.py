@@ -34,6 +34,8 @@ def _as_ddp(rank, workers):
     found = {}
     for name, make, loss in (("mlp", mlp, loss_of), ("channels_last", convolutions, _image_loss)):
         theirs, ours = DistributedDataParallel(make()), make()
+        if rank:
+            nn.init.zeros_(ours[0].weight)  # only rank 0's weights count
         for model in (theirs, ours):
             optimizer = heavy(model)
             sync = spardl.attach(model, optimizer=optimizer, density=1.0, **STEP) if model is ours else None

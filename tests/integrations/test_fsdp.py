@@ -32,6 +32,8 @@ def attach(model, optimizer, mesh, **settings):
 
 def started(mesh, make=sgd, **settings):
     model = sharded(mesh["shard"])
+    if mesh["replicate"].get_local_rank():
+        nn.init.zeros_(model[0].weight)  # only the first replica's weights count
     optimizer = make(model)
     return model, optimizer, attach(model, optimizer, mesh, **settings)
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from spardl import _torch_private
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, StateError
+from spardl.integrations import ranks
 from spardl.integrations.boundary import UNKNOWN_SCALER, called_by
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.model import facts_of, parts_as_members, stepped_parameters
@@ -38,7 +39,7 @@ REFUSED_OFTEN = (
 
 
 class StepSync(SyncHandle):
-    """What `attach(..., when="step")` returns. Making one is collective.
+    """What `attach(..., when="step")` returns. Making one is collective, and gives all ranks the weights of rank 0.
 
     Args:
         model: any module that averages nothing between replicas by itself.
@@ -72,6 +73,7 @@ class StepSync(SyncHandle):
             facts={"parameters": facts_of(self._parameters), "momentum": momentum},
             momentum=momentum is not None,
         )
+        ranks.begin_alike(model, self.session.transport)
         self._momenta = Momenta([optimizer], self._parameters, self.session)
         self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
         self._loaded = False

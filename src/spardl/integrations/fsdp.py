@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, StateError
+from spardl.integrations import ranks
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.model import facts_of
 from spardl.integrations.parts import gather_anew, mesh_of
@@ -32,7 +33,9 @@ REFUSED_OFTEN = (
 
 
 class BackwardSync(SyncHandle):
-    """What `attach(..., when="backward")` returns for FSDP2. Making one is collective.
+    """What `attach(..., when="backward")` returns for FSDP2.
+
+    Making one is collective, and gives all replicas the weights of the first.
 
     Each sharded module is a group of its own and counts by itself; momentum stays in the optimizer, behind the
     selection. While micro-batches are accumulated, `set_requires_gradient_sync(False)` keeps the hook from running.
@@ -72,6 +75,7 @@ class BackwardSync(SyncHandle):
             facts={"parameters": facts_of(parameters), "modules": list(self._sizes.items())},
             commit="group",
         )
+        ranks.begin_alike(model, self.session.transport)
         self._scaled = scaler is not None and scaler.is_enabled()
         self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
         for name, module in modules.items():

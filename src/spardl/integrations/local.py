@@ -101,9 +101,7 @@ class LocalSync(SyncHandle):
             of_weights=exchange.of_weights,
         )
         transport = self.session.transport
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.is_floating_point():
-                ranks.take_from_first(part_of(tensor), transport)
+        ranks.begin_alike(model, transport)
         self._replicas = {each.name: Replica(parameters[each.name]) for each in members}
         adaptive_steps = not any(isinstance(each, SGD) for each in self._optimizers)
         rate = rule.rate(transport.workers, config.schedule.final, adaptive=adaptive_steps)

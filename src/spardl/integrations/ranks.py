@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from spardl.collectives.program import AllReduce
+from spardl.integrations.parts import gather_anew, part_of
 from spardl.transport.base import Transport
 
 
@@ -13,6 +14,14 @@ def take_from_first(tensor: Tensor, transport: Transport) -> None:
         values = values.new_zeros(values.shape)
     transport.perform(AllReduce(values, name="weights of rank 0"))
     tensor.detach().copy_(values)
+
+
+def begin_alike(model: nn.Module, transport: Transport) -> None:
+    """Give all ranks the weights and buffers of rank 0, or of a model in parts, its part of them. Collective."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            take_from_first(part_of(tensor), transport)
+    gather_anew(model)
 
 
 def average(tensor: Tensor, transport: Transport) -> None:
