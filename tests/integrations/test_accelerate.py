@@ -104,6 +104,7 @@ def _bf16(rank: int, workers: int) -> tuple[float, torch.Tensor]:
         return loss_on(run.model.module, Samples()), weights_of(run.model)
 
 
+@pytest.mark.slow
 def test_mixed_precision_learns_and_ends_with_one_model() -> None:
     ranks = as_torchrun(2, _bf16)
     assert all(loss < start_loss() for loss, _ in ranks)

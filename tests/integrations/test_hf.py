@@ -139,6 +139,7 @@ def _elsewhere(rank: int, workers: int, folder: Path) -> tuple[str, torch.Tensor
     return told, weights_of(trainer.model)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_from_elsewhere_has_to_be_named(tmp_path: Path) -> None:
     ranks = as_torchrun(2, _elsewhere, tmp_path)
     assert all("resume_from=" in told for told, _ in ranks)
@@ -155,6 +156,7 @@ def _evaluated_first(rank: int, workers: int, folder: Path) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_trainer_that_has_lost_ddp_is_refused(tmp_path: Path) -> None:
     """`evaluate()` before `train()` prepares the model without DDP, and `train()` then leaves it so."""
     assert all("evaluate() before train()" in told for told in as_torchrun(2, _evaluated_first, tmp_path))

@@ -181,6 +181,7 @@ def _twice(rank: int, workers: int) -> torch.Tensor:
     return weights_of(module)
 
 
+@pytest.mark.slow
 def test_the_same_trainer_fits_twice() -> None:
     """The second fit wraps and optimizes anew, and so does the callback."""
     assert all_equal(as_torchrun(2, _twice))
