@@ -195,6 +195,7 @@ class Session:
         if not self._compared:
             self._compared = True
             where = {"steps so far": number, "groups": [plan.names for plan in self.plan]}
+            where["densities"] = [plan.density.settled for plan in self.plan]
             self.worker.run(lambda: check_agreement(where, self.transport.gather_texts, "where they are"))
 
     def submit(

@@ -88,7 +88,7 @@ class SharedThreshold:
         if controller is not None:
             controller.load_state_dict(saved.part("controller"))
         seen = saved.part("seen")
-        rows = {name: seen.numbers(name, count=2 + BINS).astype(np.int64) for name in seen.names()}
+        rows = {name: seen.counts(name, count=2 + BINS) for name in seen.names()}
         self.controller = controller
         self._seen = {name: (int(row[0]), int(row[1]), row[2:]) for name, row in rows.items()}
 
