@@ -14,7 +14,7 @@ from spardl.errors import StateError
 from spardl.sync import state as states
 
 WORKERS, LENGTH = 3, 400
-CASES = 400
+CASES = 25
 
 
 def gradients(step: int) -> list[torch.Tensor]:

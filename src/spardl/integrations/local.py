@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from spardl.collectives.program import AllReduce, Team
@@ -106,7 +106,8 @@ class LocalSync(SyncHandle):
         self._refused = 0  # exchanges in a row
         self._swapped = False
         self._opened = self._exposed = 0.0
-        self._boundary = Boundary(self._optimizers, self._step_is_over, scaler)
+        names: dict[Tensor, str] = {each.parameter: name for name, each in self._replicas.items()}
+        self._boundary = Boundary(self._optimizers, self._step_is_over, scaler, names)
         self._size = size_of(self._optimizers)
         self._loading = plain_module(model).register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
         logger.info("%s", self._describe())

@@ -92,6 +92,11 @@ class Keeper:
         _compare(folder, meta["identity"], run.identity())
         if meta["step"] > run.last_step:
             raise _Refused(f"the checkpoint {folder} is beyond the last step, {run.last_step}; raise --max-steps.")
+        if not 0 <= meta["step"] - len(meta["history"]) * run.steps_per_epoch <= run.steps_per_epoch:
+            epochs = len(meta["history"])
+            raise CheckpointError(
+                f"the checkpoint {folder} is damaged: step {meta['step']} is not after {epochs} epochs."
+            )
         if run.rank == 0:
             check_files(folder, meta["files"])
         common = read_state(folder, COMMON, meta["files"])
@@ -99,12 +104,21 @@ class Keeper:
         try:
             history = [EpochReport.from_dict(record) for record in meta["history"]]
             run.load(meta["step"], history, common, own)
-        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise CheckpointError(f"the checkpoint {folder} does not fit this run: {error}.") from error
+        except SparDLError:
+            raise
+        except Exception as error:  # whatever a file that was made to look like one brings about
+            raise CheckpointError(f"the checkpoint {folder} does not fit this run: {_gist(error)}.") from error
 
     def _save(self, run: Run, parent: Path) -> None:
-        """Write a checkpoint together: a place, each rank's file, then the name."""
+        """Write a checkpoint together: a place, each rank's file, then the name. Of one that fails nothing is left."""
         folder = parent / checkpoint_name(run.step)
+        try:
+            self._write(run, parent, folder)
+        except CheckpointError:
+            shutil.rmtree(unfinished(folder), ignore_errors=True)
+            raise
+
+    def _write(self, run: Run, parent: Path, folder: Path) -> None:
         place = unfinished(folder)
         common = run.common_state()
         with _together(f"the checkpoint {folder} could not be written"):
@@ -156,6 +170,11 @@ def _compare(folder: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
                 f"the checkpoint {folder} is of a run with {name} {_shown(then.get(name))}, and this one has"
                 f" {_shown(now.get(name))}; give the same settings, or begin anew without --resume."
             )
+
+
+def _gist(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _shown(value: Any) -> str:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, StateError
 from spardl.integrations.attach import attach
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.optim.adam import LocalAdam
@@ -267,7 +267,10 @@ class Run:
         }
 
     def load(self, step: int, history: Sequence[EpochReport], common: State, own: State) -> None:
-        """Be the run that was saved, bit for bit."""
+        """Be the run that was saved, bit for bit. Weights that are not finite are refused: no step could mend them."""
+        broken = [n for n, each in common["model"].items() if each.is_floating_point() and not each.isfinite().all()]
+        if broken:
+            raise StateError(f"the weights {broken[0]!r} in this checkpoint are not finite; go on from an earlier one.")
         self.step = self.resumed_at = step
         self.history = list(history)
         self.module.load_state_dict(common["model"])
