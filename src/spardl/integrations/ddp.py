@@ -144,18 +144,20 @@ class SparDLState(SyncHandle):
     def _end(self) -> None:
         self._open = self._awaited = False
         self._buckets.end()
-        self.session.close(self._after_step).add_done_callback(self._deliveries.complete)
+        self.session.close(self._after_step, first=self._before_commit).add_done_callback(self._deliveries.complete)
         # Before DDP looks at the futures, so that errors come out of backward() as they are. A rank that has joined
         # early (DDP's Join) calls hooks outside any backward; there the futures alone carry them.
         _torch_private.after_backward(self._after_backward)
 
+    def _before_commit(self) -> None:
+        sizes = {name: gradient.numel() for name, gradient in self._arrived.items()}
+        self._arranger.before_commit(self.session, sizes, momentum=bool(self._momenta.optimizers))
+
     def _after_step(self, counted: bool) -> None:
-        """On the communication thread, before DDP has its results: what is to be noted, planned and rearranged."""
+        """On the communication thread, before DDP has its results: what is to be noted and rearranged."""
         self._momenta.end_step(counted)
         self._watch.synchronised(self._arrived, self.session.events[-1], scaled=self._scaler is not None)
-        sizes = {name: gradient.numel() for name, gradient in self._arrived.items()}
-        momentum = bool(self._momenta.optimizers)
-        if plans := self._arranger.plans(self.session, sizes, momentum=momentum, counted=counted):
+        if plans := self._arranger.plans(self.session, counted=counted):
             self.session.regroup(plans)
 
     def _after_backward(self) -> None:

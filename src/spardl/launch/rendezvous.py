@@ -108,9 +108,10 @@ def _no_store(place: Place, timeout: float, keeper: bool, reason: str) -> SparDL
     if not keeper:
         missing = "the launcher's store" if place.hosted else "rank 0"
         return AbsentPeer(
-            f"{missing} never came: nobody answered at {place.address} for {timeout:g} s;"
-            " start it, or raise --timeout.",
+            f"{missing} never came: nobody answered at {place.address} for {timeout:g} s; start it, or raise --timeout,"
+            f" unless all others have given up on rank {place.rank} already.",
             peer=None if place.hosted else 0,
+            candidates=(place.rank,) if place.hosted else (0, place.rank),
         )
     if "EADDRINUSE" in reason:
         return ConfigError(f"port {place.port} is in use; set MASTER_PORT to another one, the same on all ranks.")

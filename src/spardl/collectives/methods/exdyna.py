@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spardl.memory.memory import Memory
     from spardl.sparse import Ints, SparseBlocks
 
+LARGEST_BITS = 0x7F7FFFFF  # of a finite float32
 BURST = 4  # times its fair share: what a worker selects at the most, however wrong the threshold is
 
 
@@ -145,7 +146,8 @@ class ExDyna:
         if shared.controller is None:
             bits = int(np.float32(memory.survey.magnitude_of(target)).view(np.uint32))
             rows = yield from all_gather_numbers(team, [bits], "first threshold")
-            agreed = float(np.uint32(int(np.median(rows))).view(np.float32))
+            bits = int(np.median(np.clip(rows, 0, LARGEST_BITS)))  # whatever a peer has sent
+            agreed = float(np.uint32(bits).view(np.float32))
             if agreed == 0.0:  # nothing to judge by yet
                 return agreed
             shared.start(agreed)
