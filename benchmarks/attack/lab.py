@@ -83,10 +83,7 @@ class Hosts:
 
 def can_have_hosts() -> bool:
     """Whether this process may make namespaces of its own."""
-    tools = all(
-        any((Path(folder) / tool).exists() for folder in os.get_exec_path()) for tool in ("ip", "tc", "unshare")
-    )
-    return os.geteuid() == 0 and tools
+    return os.geteuid() == 0 and all(shutil.which(tool) for tool in ("ip", "tc", "unshare"))
 
 
 def _run(*command: str) -> None:

@@ -19,16 +19,8 @@ LONGEST_S = 12 * TIMEOUT_S  # that a run may take in all; beyond, it hangs
 IN_TIME_S = TIMEOUT_S + 2.0  # within which a survivor's error must come
 
 # What can be found about a trial, by rank or as a whole.
-FINE = (
-    "right name",
-    "among candidates",
-    "right weights",
-    "resumed exactly",
-    "residuals intact",
-    "in time",
-    "its own error",
-    "killed",
-)
+FINE = ("right name", "among candidates", "right weights", "resumed exactly", "residuals intact", "in time",
+        "its own error", "killed")  # fmt: skip
 FOUL = ("hang", "wrong name", "no name", "raw error", "wrong weights", "not resumed", "residuals changed", "too late",
         "did not notice")  # fmt: skip
 
