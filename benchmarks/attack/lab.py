@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import shutil
 import socket
 import subprocess
 from typing import Any, Protocol
