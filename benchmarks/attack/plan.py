@@ -107,6 +107,6 @@ def trial_of(seed: int, kinds: tuple[Kind, ...] = KINDS) -> Trial:
         place=place,
         victims=tuple(sorted(chance.sample(range(workers), kind.victims))),
         step=chance.randrange(EVERY + 1, STEPS - 1),
-        operation=chance.randrange(4),
+        operation=chance.randrange(2),
         settings=settings,
     )

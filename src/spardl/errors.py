@@ -57,6 +57,15 @@ class PeerError(SparDLError):
         self.candidates = candidates or (() if peer is None else (peer,))
 
 
+class ReplicaError(SparDLError):
+    """Ranks that should hold the same tensors do not. `ranks` are those that differ from most, first in `tensor`."""
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...], tensor: str) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+        self.tensor = tensor
+
+
 class AbsentPeer(PeerError):
     """A rank never came to where the ranks of a run meet: it was not started, or waits at another address."""
 

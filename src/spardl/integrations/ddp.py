@@ -31,7 +31,7 @@ from spardl.integrations.watch import GradientWatch
 from spardl.memory.velocity import Momentum
 from spardl.planning.merging import Merging
 from spardl.sync.plan import Member, plan_group
-from spardl.sync.session import Session
+from spardl.sync.session import Session, compare_replicas
 from spardl.transport.torchdist import Group as ProcessGroup
 
 
@@ -110,6 +110,7 @@ class SparDLState(SyncHandle):
         self._rules = self._momenta.rules(loaded=self._loaded)
         scale, instead = (self._scaler.get_scale(), torch.nan) if self._scaler is not None else (1.0, 0.0)
         self.session.begin(scale=scale, skips=self._skips, instead=instead)
+        compare_replicas(self.session, self._parameters)
 
     def _on_gradient(self, parameter: Tensor) -> None:
         """This gradient is ready. DDP copies it into its bucket right after this hook, so the one before is there."""

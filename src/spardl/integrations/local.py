@@ -42,7 +42,7 @@ from spardl.kernels import for_device
 from spardl.metrics import SyncStats
 from spardl.sync.landing import Landing
 from spardl.sync.plan import Member
-from spardl.sync.session import Session
+from spardl.sync.session import Session, compare_replicas
 from spardl.sync.state import gather_bytes
 from spardl.transport.base import run
 from spardl.transport.torchdist import Group
@@ -143,6 +143,7 @@ class LocalSync(SyncHandle):
             self._opened = time.perf_counter()
             throttle = self._throttle
             self.session.begin(instead=torch.nan, density=None if throttle is None else throttle.density)
+            compare_replicas(self.session, {name: each.shared for name, each in self._replicas.items()})
             self._exchange.offer(self.session, self._replicas, float(self.rule.residual_decay))
             self._offered, self._future = self._steps, self.session.close()
             if throttle is not None and throttle.is_due:

@@ -27,6 +27,7 @@ from spardl.machine import cores_per_rank
 from spardl.memory.algebra import norm_of
 from spardl.memory.velocity import Momentum
 from spardl.metrics import StepEvent, SyncStats
+from spardl.sync import replicas
 from spardl.sync import state as states
 from spardl.sync.lanes import Lanes
 from spardl.sync.plan import GroupPlan, Member, plan_model
@@ -358,6 +359,13 @@ def start_groups(session: Session, step: _Step) -> None:
         group = groups[step.started]
         session.worker.start(group, [step.parts[name] for name in group.offsets], step.terms)
         step.started += 1
+
+
+def compare_replicas(session: Session, tensors: Mapping[str, Tensor]) -> None:
+    """Where `paranoid` asks for it in this step: fail it on all ranks if these tensors differ between them."""
+    every, number = session.config.paranoid, session.sync.steps
+    if every and number % every == 0:
+        session.worker.run(lambda: replicas.compare(tensors, session.transport.gather_texts, number))
 
 
 def describe(session: Session) -> str:

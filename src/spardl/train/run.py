@@ -37,6 +37,8 @@ from spardl.update import GRADIENTS, LocalUpdates
 
 State = dict[str, Any]
 
+UNMOVED = ("timeout", "paranoid")  # settings that change no weight
+
 # Below LOW_DENSITY a run starts at WARMUP_START and comes down over these epochs or this share of it, if that is less.
 LOW_DENSITY = 0.005
 WARMUP_START = 0.25
@@ -240,7 +242,7 @@ class Run:
             "workers": self.workers,
             "update": GRADIENTS if self.rule is None else "local",
             **{name.replace("_", "-"): value for name, value in self.settings.trajectory.items()},
-            **{name.replace("_", "-"): value for name, value in self.config.to_dict().items() if name != "timeout"},
+            **{name.replace("_", "-"): value for name, value in self.config.to_dict().items() if name not in UNMOVED},
             **{name.replace("_", "-"): value for name, value in (asdict(self.rule) if self.rule else {}).items()},
         }
 
