@@ -12,6 +12,7 @@ Prints a line for each trial that went wrong, and a table of kinds and outcomes.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -60,8 +61,11 @@ def parser() -> argparse.ArgumentParser:
 def enter() -> int:
     """Start again in namespaces of our own, whose end is the end of everything in them."""
     inside = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
-    command = [sys.executable, "-m", "benchmarks.attack", *sys.argv[1:]]
-    return subprocess.run(["unshare", *inside, *command], env={**os.environ, INSIDE: "1"}, check=False).returncode
+    command = ["unshare", *inside, sys.executable, "-m", "benchmarks.attack", *sys.argv[1:]]
+    process = subprocess.Popen(command, env={**os.environ, INSIDE: "1"})
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: process.kill())  # unshare waits for its child whatever else it is told
+    return process.wait()
 
 
 def carry_out(options: argparse.Namespace, lab: "Lab") -> "list[Finding]":  # type: ignore[name-defined] # noqa: F821

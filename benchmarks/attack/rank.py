@@ -182,8 +182,10 @@ class _Runner:
 
     def _state(self) -> str:
         """A sum of what a step that fails must leave alone. Weights of a rank's own have moved before it began."""
-        state = self._sync.state_dict()
-        return _sum_of(state["local"]["shared"] if "local" in state else state)
+        replicas = getattr(self._sync, "_replicas", None)
+        if replicas is not None:
+            return _sum_of({name: each.shared for name, each in replicas.items()})
+        return _sum_of(self._sync.state_dict())
 
 
 def _sum_of(tree: Any) -> str:
