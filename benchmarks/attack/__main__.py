@@ -52,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, default=3600.0, help="begin no trial after this (default: %(default)s)")
     made.add_argument("--seed", type=int, default=0, help="of the first trial; each has the next one")
     made.add_argument("--only", metavar="TEXT", default="", help="kinds whose name contains this")
+    made.add_argument("--timeout", type=float, default=3.0, help="of the runs (default: %(default)s s)")
+    made.add_argument("--untimed", action="store_true", help="do not judge how long an error took: on a busy machine")
     made.add_argument("--loopback", action="store_true", help="all ranks on one host, and no faults of lines")
     made.add_argument("--json", metavar="FILE", help="write what was found about every trial")
     made.add_argument("--page", metavar="FILE", help="write the table into this page, between its marks")
@@ -82,11 +84,11 @@ def carry_out(options: argparse.Namespace, lab: "Lab") -> "list[Finding]":  # ty
     __import__("torch._dynamo")  # which DDP brings in, so that ranks need not
     kernels.for_device(torch.device("cpu"))
     kernels.load("spardl.transport.direct.exchange")
-    attacker, findings, began = Attacker(lab), [], time.monotonic()
+    attacker, findings, began = Attacker(lab, timed=not options.untimed), [], time.monotonic()
     for seed in range(options.seed, options.seed + options.trials):
         if time.monotonic() - began > options.seconds:
             break
-        finding = attacker.attack(trial_of(seed, kinds))
+        finding = attacker.attack(trial_of(seed, kinds, options.timeout))
         findings.append(finding)
         for remark in finding.remarks:
             trial = finding.trial

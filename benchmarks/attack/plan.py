@@ -4,7 +4,7 @@ import random
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 3.0  # of the runs that are attacked, unless told otherwise
 STEPS, EVERY = 16, 4  # of a run, and between two checkpoints
 
 # Settings of attach by name: each has other code on the way.
@@ -30,7 +30,7 @@ class Kind:
     places   where
     victims  how many ranks
     harmless whether the run must come to its end all the same, with the same weights
-    seconds  for which a rank is stopped, or a line is down or slow
+    lasts    for which share of the timeout a rank is stopped, or a line is down or slow
     rate     of a line that is slow instead of down
     """
 
@@ -39,12 +39,12 @@ class Kind:
     places: tuple[str, ...] = ("round",)
     victims: int = 1
     harmless: bool = False
-    seconds: float = 0.0
+    lasts: float = 0.0
     rate: str = ""
     weight: int = 1
 
 
-SHORT_S, LONG_S = 0.4 * TIMEOUT_S, 2.5 * TIMEOUT_S
+SHORT, LONG = 0.4, 2.5
 
 KINDS = (
     Kind("kill -9 at the meeting", "kill", ("rendezvous", "attach"), weight=2),
@@ -54,17 +54,17 @@ KINDS = (
     Kind("kill -9 while saving", "kill", ("save",)),
     Kind("kill -9 while layers are merged", "kill", ("probe",)),
     Kind("kill -9 of two ranks", "kill", ("round", "forward", "step"), victims=2, weight=2),
-    Kind("stopped for less than the timeout", "stop", ("round", "forward", "step"), harmless=True, seconds=SHORT_S),
-    Kind("stopped for longer, in a round", "stop", seconds=LONG_S, weight=3),
-    Kind("stopped for longer, in a step", "stop", ("forward", "hook", "step"), seconds=LONG_S, weight=2),
-    Kind("stopped for longer, at the meeting", "stop", ("rendezvous", "attach"), seconds=LONG_S, weight=2),
-    Kind("two ranks stopped", "stop", ("round", "step"), victims=2, seconds=LONG_S),
+    Kind("stopped for less than the timeout", "stop", ("round", "forward", "step"), harmless=True, lasts=SHORT),
+    Kind("stopped for longer, in a round", "stop", lasts=LONG, weight=3),
+    Kind("stopped for longer, in a step", "stop", ("forward", "hook", "step"), lasts=LONG, weight=2),
+    Kind("stopped for longer, at the meeting", "stop", ("rendezvous", "attach"), lasts=LONG, weight=2),
+    Kind("two ranks stopped", "stop", ("round", "step"), victims=2, lasts=LONG),
     Kind("exception in forward, a hook or the data", "raise", ("forward", "hook", "step"), weight=2),
     Kind("out of memory", "memory", ("forward",)),
     Kind("the wall clock jumps", "clock", ("step",), harmless=True),
-    Kind("line down, and up in time", "link", ("step",), harmless=True, seconds=SHORT_S),
-    Kind("line down", "link", ("step",), seconds=LONG_S, weight=2),
-    Kind("line at a crawl", "link", ("step",), seconds=LONG_S, rate="2kbit"),
+    Kind("line down, and up in time", "link", ("step",), harmless=True, lasts=SHORT),
+    Kind("line down", "link", ("step",), lasts=LONG, weight=2),
+    Kind("line at a crawl", "link", ("step",), lasts=LONG, rate="2kbit"),
 )
 
 
@@ -80,6 +80,7 @@ class Trial:
     victims: tuple[int, ...]
     step: int
     operation: int
+    timeout: float
     settings: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class Trial:
         return next(kind for kind in KINDS if kind.name == self.kind)
 
 
-def trial_of(seed: int, kinds: tuple[Kind, ...] = KINDS) -> Trial:
+def trial_of(seed: int, kinds: tuple[Kind, ...] = KINDS, timeout: float = TIMEOUT_S) -> Trial:
     """The trial of this seed."""
     chance = random.Random(seed)
     kind = chance.choices(kinds, [each.weight for each in kinds])[0]
@@ -108,5 +109,6 @@ def trial_of(seed: int, kinds: tuple[Kind, ...] = KINDS) -> Trial:
         victims=tuple(sorted(chance.sample(range(workers), kind.victims))),
         step=chance.randrange(EVERY + 1, STEPS - 1),
         operation=chance.randrange(2),
+        timeout=timeout,
         settings=settings,
     )

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
-from benchmarks.attack.plan import EVERY, STEPS, TIMEOUT_S, Trial
+from benchmarks.attack.plan import EVERY, STEPS, Trial
 from spardl.integrations import arranger
 from spardl.launch.place import Place
 from spardl.launch.rendezvous import process_group
@@ -60,8 +60,7 @@ class Fault:
             time.sleep(0.3)  # the attacker has been told, and cuts the line meanwhile
 
 
-def be_rank(rank: int, workers: int, place: dict[str, Any], trial: Trial | None, settings: dict[str, Any], folder: Path,
-            resume: int) -> None:  # fmt: skip
+def be_rank(rank: int, trial: Trial, place: dict[str, Any], folder: Path, *, resume: int, disturbed: bool) -> None:
     """Run to the end, or to the error; tell it in a file of this rank's own."""
     diary = (folder / f"rank-{rank}.jsonl").open("a", buffering=1)
 
@@ -70,13 +69,13 @@ def be_rank(rank: int, workers: int, place: dict[str, Any], trial: Trial | None,
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    fault = Fault(trial, rank, tell)
+    fault = Fault(trial if disturbed else None, rank, tell)
     began = [time.monotonic()]
-    runner = _Runner(rank, settings, folder, fault, began)
+    runner = _Runner(rank, trial, folder, fault, began)
     try:
         fault.at("rendezvous")
         began[0] = time.monotonic()
-        with process_group(Place(rank=rank, workers=workers, **place), TIMEOUT_S):
+        with process_group(Place(rank=rank, workers=trial.workers, **place), trial.timeout):
             sha = runner.run(resume)
             tell("finished", sha=sha)
     except BaseException as error:
@@ -96,8 +95,9 @@ def be_rank(rank: int, workers: int, place: dict[str, Any], trial: Trial | None,
 class _Runner:
     """The training itself."""
 
-    def __init__(self, rank: int, settings: dict[str, Any], folder: Path, fault: Fault, began: list[float]) -> None:
-        self._rank, self._settings, self._folder, self._fault, self._began = rank, settings, folder, fault, began
+    def __init__(self, rank: int, trial: Trial, folder: Path, fault: Fault, began: list[float]) -> None:
+        self._rank, self._folder, self._fault, self._began = rank, folder, fault, began
+        self._settings = {"timeout": trial.timeout, **trial.settings}
         self._sync: Any = None
         self._kept: str | None = None  # of residuals after the last step that counts
 
@@ -109,7 +109,7 @@ class _Runner:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         self._fault.at("attach")
         self._began[0] = time.monotonic()
-        self._sync = sync = spardl.attach(wrapped, optimizer=optimizer, timeout=TIMEOUT_S, **self._settings)
+        self._sync = sync = spardl.attach(wrapped, optimizer=optimizer, **self._settings)
         self._lay_mines(model)
         if resume:
             saved = torch.load(self._file(resume), weights_only=True)

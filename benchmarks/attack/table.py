@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.attack.plan import KINDS, TIMEOUT_S
+from benchmarks.attack.plan import KINDS
 from benchmarks.attack.trial import FINE, FOUL, Finding
 
 BEGIN, END = "<!-- attack: begin -->", "<!-- attack: end -->"
@@ -31,7 +31,8 @@ def page(findings: list[Finding], path: Path, hosts: bool) -> str:
     _, _, after = rest.partition(END)
     seeds = [each.trial.seed for each in findings]
     where = "each rank on a host of its own (a network namespace)" if hosts else "all ranks on one host"
-    how = f"{len(findings)} trials, seeds {min(seeds)} to {max(seeds)}, {where}, timeout {TIMEOUT_S:g} s, 3 or 4 ranks."
+    timeout = findings[0].trial.timeout
+    how = f"{len(findings)} trials, seeds {min(seeds)} to {max(seeds)}, {where}, timeout {timeout:g} s, 3 or 4 ranks."
     seconds = sum(each.seconds for each in findings)
     how += f" They took {seconds / 60:.0f} minutes. Counts are of ranks."
     return f"{before}{BEGIN}\n{how}\n\n{table(findings)}\n{END}{after}"
