@@ -100,6 +100,8 @@ def trial_of(seed: int, kinds: tuple[Kind, ...] = KINDS, timeout: float = TIMEOU
     if place in ("hook", "probe"):
         run = "direct" if place == "hook" else "merged"
     settings = MERGED if run == "merged" else RUNS[run]
+    saves = range(2 * EVERY - 1, STEPS - 1, EVERY)
+    step = chance.choice(saves) if place == "save" else chance.randrange(EVERY + 1, STEPS - 1)
     return Trial(
         seed=seed,
         kind=kind.name,
@@ -107,7 +109,7 @@ def trial_of(seed: int, kinds: tuple[Kind, ...] = KINDS, timeout: float = TIMEOU
         run=run,
         place=place,
         victims=tuple(sorted(chance.sample(range(workers), kind.victims))),
-        step=chance.randrange(EVERY + 1, STEPS - 1),
+        step=step,
         operation=chance.randrange(2),
         timeout=timeout,
         settings=settings,

@@ -151,7 +151,9 @@ def _one_at_a_time() -> Iterator[None]:
             continue
         try:
             if not _locked(handle):
-                logger.warning("another process has been compiling for %g s; going on without it.", LONGEST_WAIT_S)
+                logger.warning(
+                    "spardl: another process has been compiling for %g s; going on without it.", LONGEST_WAIT_S
+                )
             yield
         finally:
             os.close(handle)

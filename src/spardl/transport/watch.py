@@ -39,6 +39,7 @@ from spardl.choices import is_count
 VERSION = 1
 TICK_S = 1.0
 ANSWER_S = 1.0  # that a live rank may take to answer
+TELL_S = 0.5  # that telling all others may take, which nobody waits for
 CALLERS = 256  # that may be on the line at once; beyond, the one that has been there for longest is hung up on
 LONGEST_ANSWER = 1 << 16
 
@@ -159,14 +160,14 @@ class Watch:
 
     def ask(self, peers: Iterable[int]) -> dict[int, Answer]:
         """What these ranks say of themselves. Takes as long as the slowest, `ANSWER_S` at the most."""
-        return self._call(list(peers), -1)
+        return self._call(list(peers), -1, ANSWER_S)
 
     def tell(self, blamed: int, peers: Iterable[int]) -> None:
         """Let these ranks know that this one leaves because of the rank `blamed`."""
         self.left = blamed
-        self._call(list(peers), blamed)
+        self._call(list(peers), blamed, TELL_S)
 
-    def _call(self, peers: list[int], blamed: int) -> dict[int, Answer]:
+    def _call(self, peers: list[int], blamed: int, patience: float) -> dict[int, Answer]:
         answers: dict[int, Answer] = {}
         calls: dict[int, _Call] = {}
         poller = select.poll()
@@ -181,7 +182,7 @@ class Watch:
                 continue
             calls[call.line.fileno()] = call
             poller.register(call.line, select.POLLOUT)
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + patience
         while calls and (left := deadline - time.monotonic()) > 0:
             for fd, _ in poller.poll(1000 * left):
                 answer = calls[fd].go_on(poller, self._ear.secret, self._ear.workers)
