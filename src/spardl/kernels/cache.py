@@ -34,6 +34,7 @@ KEPT_FOR_A_WHILE = (
     f"{COMPILING} neither spardl's own folder nor the home can be written, so they are kept in %s: {REMEDY}"
 )
 IN_MEMORY = f"{COMPILING} no folder for them can be written, so they are compiled anew in every process: {REMEDY}"
+NOT_WAITED_FOR = "spardl: another process has been compiling its loops for %g s; going on without it."
 LONGEST_WAIT_S = 120.0  # for another process that compiles
 NAP_S = 0.05
 MANY = 12  # loops; fewer are compiled in a second or two, without a word
