@@ -3,6 +3,9 @@
 #   make test    runs the tests (make test-all: also those that take long)
 # One more, as root, in half an hour on a quiet machine:
 #   make bench   measures everything in docs/performance.md and writes that page
+# Two that look for trouble, the first one best as root:
+#   make attack  400 runs with a fault each, in about an hour and a half; writes the table in docs/trust.md
+#   make soak    10,000 steps, some minutes: nothing grows, all ranks stay alike
 # torch from PyPI may bring the CUDA libraries; TORCH_INDEX=... names an index with CPU builds, which spares them.
 
 PYTHON ?= python3
@@ -14,7 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-all bench check format clean
+.PHONY: demo test test-all bench attack soak check format clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spardl needs Python 3.11 or newer; give one with PYTHON=...")'
@@ -37,6 +40,12 @@ test-all: $(INSTALLED)
 # The page is made of whatever has been measured; a benchmark that failed is named, and make fails.
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.suite; measured=$$?; $(BIN)/python -m benchmarks.report && exit $$measured
+
+attack: $(INSTALLED)
+	$(BIN)/python -m benchmarks.attack --trials 400 --seconds 7200 --page docs/trust.md
+
+soak: $(INSTALLED)
+	$(BIN)/python -m benchmarks.soak
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks examples

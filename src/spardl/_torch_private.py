@@ -24,6 +24,18 @@ def default_store() -> Store | None:
     return None if get is None else get()
 
 
+def store_place(store: Any) -> tuple[str, int] | None:
+    """Host and port of the server behind a store.
+
+    `PrefixStore.underlying_store`, `TCPStore.host` and `TCPStore.port`, seen in torch 2.13. None where they are
+    missing, and where the store has no server.
+    """
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    return (host, port) if isinstance(host, str) and isinstance(port, int) else None
+
+
 def gloo_devices() -> list[Any]:
     """What the default process group's gloo sends and receives with: each device has a thread of its own.
 

@@ -60,8 +60,11 @@ def check_choice(name: str, given: object, choices: Sequence[str], hint: str = "
 
 
 def is_number(given: object) -> bool:
-    """A finite real number of any kind, numpy's included."""
-    return isinstance(given, numbers.Real) and math.isfinite(given)
+    """A finite real number of any kind, numpy's included, that a float can hold."""
+    try:
+        return isinstance(given, numbers.Real) and math.isfinite(float(given))
+    except OverflowError:
+        return False
 
 
 def is_count(given: object, least: int = 0) -> bool:

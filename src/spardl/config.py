@@ -23,7 +23,7 @@ TRANSPORTS = ("auto", "torch", "mpi")
 INDICES = ("rice", "raw")
 
 # What only a model's gradient knows: how its parameters are grouped, clipped and diagnosed.
-OF_A_MODEL = ("groups", "merge", "density_range", "diagnose_every", "clip_norm")
+OF_A_MODEL = ("groups", "merge", "density_range", "diagnose_every", "clip_norm", "paranoid")
 
 
 def check_merge(name: str, given: object) -> None:
@@ -157,6 +157,12 @@ class SyncConfig:
         "auto",
         "who moves the bytes: connections of our own on a CPU (auto), torch, or mpi",
         choices=TRANSPORTS,
+    )
+    paranoid: int = setting(
+        0,
+        "steps between comparisons of all ranks' weights, by their hashes; 0 is never",
+        check=_check_every,
+        metavar="STEPS",
     )
     timeout: float = setting(
         300.0, "seconds that any wait for a peer may take", check=_check_timeout, metavar="SECONDS"

@@ -45,11 +45,25 @@ class ProtocolError(SparDLError):
 
 
 class PeerError(SparDLError):
-    """A peer died or stayed silent for longer than the timeout."""
+    """A peer died or stayed silent for longer than the timeout.
 
-    def __init__(self, message: str, *, peer: int | None = None) -> None:
+    `peer` is the rank to blame: this rank's own, if it was the one that was away; None where nobody can tell.
+    `candidates` are all that it may have been.
+    """
+
+    def __init__(self, message: str, *, peer: int | None = None, candidates: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.peer = peer
+        self.candidates = candidates or (() if peer is None else (peer,))
+
+
+class ReplicaError(SparDLError):
+    """Ranks that should hold the same tensors do not. `ranks` are those that differ from most, first in `tensor`."""
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...], tensor: str) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+        self.tensor = tensor
 
 
 class AbsentPeer(PeerError):

@@ -93,3 +93,10 @@ def test_settings_in_a_file_that_contradict_each_other_are_refused(
     path.write_text('optimizer = "adam"\nnesterov = true\n')
     assert execute(["train", "--config", str(path)]) == 2
     assert "nesterov belongs to the optimizer sgd" in capsys.readouterr().err
+
+
+def test_a_file_that_is_nested_too_deeply_is_a_sentence(tmp_path, capsys):
+    path = tmp_path / "deep.toml"
+    path.write_text("a = " + 100_000 * "[" + 100_000 * "]")
+    assert execute(["train", "--config", str(path)]) == 2
+    assert capsys.readouterr().err == f"spardl: {path} is nested too deeply; options stand by themselves.\n"

@@ -255,3 +255,32 @@ def test_topka2_changes_k_places():
     cluster = Cluster(8, 1000, SyncConfig(method="topka2", density=0.02))
     check_step(cluster, gradients(8, 1000, torch.Generator().manual_seed(0)))
     assert len(cluster.supports[0]) == 20
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_values_whose_squares_overflow_are_synchronised_like_others(method):
+    """1e20 is finite: a step with such values counts, and so do those after it."""
+    cluster = Cluster(3, 400, SyncConfig(method=method, density=0.1))
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        scale = 1e20 if step in (1, 2) else 1.0
+        averages = cluster.step([scale * torch.randn(400, generator=generator) for _ in range(3)])
+        assert bool(averages[0].isfinite().all()) and bool(averages[0].any())
+
+
+@pytest.mark.parametrize("method", ["exdyna", "micro"])
+def test_a_first_threshold_that_cannot_be_is_brought_into_range(method):
+    """A peer sends its own as 32 bits, which may be anything."""
+    cluster = Cluster(3, 400, SyncConfig(method=method, density=0.1))
+    seat = cluster.methods[0]
+    for bits in (-(2**31), -1, 0x7FC00000, 2**31 - 1):
+        program = seat._threshold(seat.team, cluster.memories[0], 40)
+        operation = next(program)
+        while True:
+            row = np.full(len(operation.receive[0:1]) * operation.receive[0][1] // 4, bits, np.int32)
+            try:
+                operation = program.send([row.view(np.uint8)])
+            except StopIteration as end:
+                assert 0.0 <= end.value < np.inf
+                break
+        seat._shared.controller = None

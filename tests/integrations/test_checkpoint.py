@@ -93,6 +93,25 @@ def test_resuming_equals_not_having_stopped(workers: int, settings: dict[str, An
         assert all(same.values()), f"rank {rank}: {same}"
 
 
+def resumed_early(rank: int, workers: int, settings: dict[str, Any]) -> dict[int, bool]:
+    same = {}
+    for first in (1, 2, 3):
+        whole = Run(settings)
+        whole.train(0, first)
+        checkpoint = whole.save()
+        whole.train(first, 8)
+        again = Run(settings, checkpoint)
+        again.train(first, 8)
+        same[first] = all(torch.equal(a, b) for a, b in zip(again.outcome(), whole.outcome(), strict=True))
+    return same
+
+
+def test_a_run_that_was_saved_before_its_buckets_were_final_goes_on_exactly() -> None:
+    """DDP makes its final buckets after the first step, and again in a run that was resumed."""
+    for same in on_processes(2, resumed_early, {"density": 0.05, "groups": "bucket", "dense_below": 0}):
+        assert same == {1: True, 2: True, 3: True}
+
+
 def from_plain(rank: int, workers: int) -> dict[str, float]:
     """Resume a checkpoint of plain DDP training with spardl attached before and after the optimizer is loaded."""
     plain = DistributedDataParallel(mlp())

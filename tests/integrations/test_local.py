@@ -548,3 +548,33 @@ def test_every_preset_trains(name):
     ranks = on_processes(2, _preset, name, {"every": 4} if name != "demo" else {})
     assert all_equal(weights for weights, _, _, _ in ranks)
     assert all(last < first and steps == (40 if name == "demo" else 10) for _, first, last, steps in ranks)
+
+
+def _one_bad_gradient(rank, workers):
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    sync = attach(model, optimizer, density=0.1, timeout=60)
+    train(model, optimizer, range(2))
+    before = weights_of(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.zero_grad()
+        loss_of(model, rank, 2).backward()
+        if rank == 1:
+            model[2].bias.grad[0] = torch.inf
+        steps = [each["step"].item() for each in optimizer.state.values()]
+        optimizer.step()
+        alike = steps == [each["step"].item() for each in optimizer.state.values()]
+    train(model, optimizer, range(3, 6))
+    with sync.shared():
+        shared = weights_of(model)
+    texts = [str(each.message) for each in caught if each.category is spardl.SparDLWarning]
+    return alike, texts, bool(before.isfinite().all() and weights_of(model).isfinite().all()), shared
+
+
+def test_a_gradient_that_is_not_finite_costs_its_rank_one_step_and_nothing_else():
+    """Its optimizer would carry it along for ever. The rank and the parameter are named, once; the others go on."""
+    (moved, quiet, fine, first), (withheld, (text,), also_fine, second) = on_processes(2, _one_bad_gradient)
+    assert not moved and withheld and not quiet and fine and also_fine
+    assert text.startswith("In this step the gradient of '2.bias' on rank 1 was not finite. This rank leaves it out")
+    assert torch.equal(first, second)

@@ -91,6 +91,14 @@ def test_workers_do_not_outlive_a_launcher_that_was_killed() -> None:
         wait_for_end(list(ranks.values()))
 
 
+def test_a_stopped_worker_does_not_outlive_its_launcher_either() -> None:
+    """It can notice nothing, so the system ends it."""
+    with running() as (launcher, ranks):
+        os.kill(ranks[1], signal.SIGSTOP)
+        launcher.kill()
+        wait_for_end(list(ranks.values()))
+
+
 def test_what_every_rank_refuses_is_said_once() -> None:
     """Every rank finds that the batches are too large; the user reads it once."""
     done = spardl("train", "--workers", 2, "--batch-size", 1000)

@@ -16,7 +16,8 @@ from spardl.errors import ConfigMismatch, PeerError, StateError
 from spardl.memory.velocity import Momentum
 from spardl.metrics import StepEvent
 from spardl.sync.plan import GroupPlan, Member, densely, partition, plan_group
-from spardl.sync.session import Session
+from spardl.sync.session import Session, clip_factor
+from spardl.sync.step import Part
 from spardl.transport.base import Transport
 from threads import PATIENCE, Board, ThreadTransport, on_threads
 
@@ -535,3 +536,10 @@ def test_a_state_without_our_version_is_refused() -> None:
     for nonsense in ({}, {"version": 1}, "state", None):
         with pytest.raises(StateError, match="spardl here reads version 2"):
             session.load_state_dict(nonsense)  # type: ignore[arg-type]
+
+
+def test_one_large_entry_is_clipped_and_not_the_whole_gradient_zeroed() -> None:
+    """The square of 1e20 is beyond float32."""
+    gradient = torch.tensor([1e20, 3.0])
+    factor = clip_factor([Part("w", gradient)], 1.0, 1.0)
+    assert factor == pytest.approx(1e-20)

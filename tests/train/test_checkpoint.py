@@ -1,7 +1,10 @@
 """A run that was interrupted and went on is the run that was not, bit for bit; what is damaged is not used."""
 
+import collections
 import json
 import os
+import random
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -11,9 +14,10 @@ import pytest
 import torch
 
 import fakes
+from mutations import mutated
 from processes import on_processes
 from spardl.config import SyncConfig
-from spardl.errors import ConfigError
+from spardl.errors import CheckpointError, ConfigError
 from spardl.train.checkpoint import facts_of
 from spardl.train.keeper import Keeper
 from spardl.train.loop import train
@@ -343,6 +347,70 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_on_all_ranks(tmp_path:
         assert kind == "raised"
         first = text.splitlines()[0]
         assert first.startswith("CheckpointError: the checkpoint") and "could not be written: rank 0" in first
+
+
+def on_a_full_disk(rank, workers, folder):
+    """After the first checkpoint, rank 1 can write no file of more than 4 kB."""
+    kept = Keeper(Saving(folder=folder, every=Every(steps=5, seconds=None)))
+    full = FullDisk(kept) if rank == 1 else kept
+    train(SHORT, SPARSE, keeper=full)
+
+
+class FullDisk:
+    """A keeper on a disk that is full from step 6 on."""
+
+    def __init__(self, keeper):
+        self._keeper = keeper
+        self.restore = keeper.restore
+
+    def after_step(self, run):
+        limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096 if run.step >= 6 else limit, most))
+        try:
+            self._keeper.after_step(run)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
+    """On all ranks, which name the one that could not write; nothing of the new one is left to take up room."""
+    for kind, text in on_processes(2, on_a_full_disk, tmp_path, expect="any"):
+        first = text.splitlines()[0]
+        assert kind == "raised" and first.startswith("CheckpointError: the checkpoint"), first
+        assert "could not be written: rank 1" in first and "The checkpoints before it are whole." in first
+    assert [each.name for each in tmp_path.iterdir()] == ["step-00000005"]
+    assert resumed(tmp_path, "latest") == 5
+
+
+def load_altered(rank, workers, folder, cases):
+    """What becomes of checkpoints that were altered in one place, with their sums made right again."""
+    train(SHORT.changed(max_steps=5), SPARSE, keeper=Keeper(Saving(folder=folder, every=Every(steps=5, seconds=None))))
+    source, chance, found = folder / "step-00000005", random.Random(5), collections.Counter()
+    run = Run(SHORT, SPARSE)
+    for case in range(cases):
+        altered = shutil.copytree(source, folder / "altered" / "step-00000005", dirs_exist_ok=True)
+        what = chance.choice(["meta.json", "common.pt", "rank-00000.pt", "rank-00000.pt"])
+        meta = json.loads((altered / "meta.json").read_text())
+        if what == "meta.json":
+            meta = mutated(meta, chance)
+        else:
+            torch.save(mutated(torch.load(source / what, weights_only=True), chance), altered / what)
+            meta["files"][what] = facts_of(altered / what)
+        (altered / "meta.json").write_text(json.dumps(meta))
+        try:
+            Keeper(Saving(resume=str(altered))).restore(run)
+            found["loaded"] += 1
+        except CheckpointError:
+            found["refused"] += 1
+        except Exception as error:
+            found[f"case {case}, {what}: {error!r}"] += 1
+    return found
+
+
+def test_an_altered_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Whatever stands in it: no other error, no crash."""
+    (found,) = on_processes(1, load_altered, tmp_path, 150)
+    assert set(found) == {"loaded", "refused"}, found
 
 
 @pytest.mark.parametrize(

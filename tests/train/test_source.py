@@ -1,9 +1,12 @@
 """The ranks of a run share a data set fairly and reproducibly."""
 
+import os
+import signal
+
 import pytest
 import torch
 
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, DataError
 from spardl.train.source import IGNORED, Examples, Source, Stream, Windows, batches
 from spardl.train.subset import part_of
 
@@ -116,3 +119,16 @@ def test_part_of_a_text_is_cut_like_the_whole() -> None:
     assert isinstance(part, Windows) and (len(part), part.window) == (100, 7)
     with pytest.raises(ConfigError, match="13 training windows do not fill one step of 2 workers with 7 each"):
         part.order(2, 7, seed=0, epoch=0)
+
+
+class Deadly(Examples):
+    """Its loading process ends by itself, as one does that the system has killed."""
+
+    def fetch(self, positions, generator):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_loading_process_that_dies_is_a_sentence():
+    source = Deadly(torch.arange(8))
+    with pytest.raises(DataError, match=r"a process that loads data has ended by itself .* use fewer --loaders"):
+        list(batches(source, torch.arange(8).view(4, 2), seeds=(0,), loaders=1))

@@ -1,5 +1,6 @@
 """Direct connections give the same bits as the simulated network; what goes wrong is an error with a name in it."""
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -341,17 +342,91 @@ def silent(rank: int, workers: int, operation: Round | None, compiled: bool, don
     [
         (Round([message(1, torch.zeros(8, dtype=torch.uint8))], [(1, 8)], "ring"), "sent", True),
         (Round([message(1, torch.zeros(8, dtype=torch.uint8))], [(1, 8)], "ring"), "sent", False),
-        (Round([], [(1, 8), (2, 8)], "ring"), "sent", True),
         (Round([message(1, torch.zeros(64 * MEGABYTE, dtype=torch.uint8))], [], "ring"), "took", True),
     ],
 )
 def test_a_rank_that_stays_silent_is_named_after_the_timeout(operation: Round, verb: str, compiled: bool) -> None:
+    """It is alive, but elsewhere in its program, and the text says so."""
     found, *_ = on_processes(3, silent, operation, compiled, together.Barrier(3))
     assert found is not None
     kind, peer, text, seconds = found
     assert (kind, peer) == ("PeerError", 1)
-    assert re.match(rf"rank 1 at 127\.0\.0\.1:\d+ {verb} nothing for 1 s in round 1, ring; its process may be", text)
+    assert re.match(rf"rank 1 at 127\.0\.0\.1:\d+ {verb} nothing for 1 s in round 1, ring; it answers, but came", text)
     assert seconds > 0.9
+
+
+def test_all_ranks_that_stay_silent_are_named() -> None:
+    found, *_ = on_processes(3, silent, Round([], [(1, 8), (2, 8)], "ring"), True, together.Barrier(3))
+    assert found is not None
+    kind, peer, text, _ = found
+    assert (kind, peer) == ("PeerError", 1)
+    assert re.match(r"rank 1 at 127\.0\.0\.1:\d+ and rank 2 at 127\.0\.0\.1:\d+ sent nothing for 1 s", text)
+
+
+def waiting_in_a_row(rank: int, workers: int, done: Any) -> Outcome | None:
+    """Rank 0 waits for 1, 1 for 2, 2 for 3, and 3 for nobody. Rank 0 has less patience than the others."""
+    transport = DirectTransport(timeout=2 if rank == 0 else 20)
+    found = None
+    if rank < 3:
+        found = failing(lambda: transport.perform(Round([], [(rank + 1, 8)], "row")))
+    done.wait(30)
+    return found
+
+
+def test_who_waits_for_another_is_not_blamed_for_it() -> None:
+    """Whoever gives up first asks around, and all the others hear whom it has found."""
+    *found, last = on_processes(4, waiting_in_a_row, together.Barrier(4))
+    assert last is None
+    assert [each[:2] for each in found] == [("PeerError", 3)] * 3
+    assert re.match(r"rank 3 at 127\.0\.0\.1:\d+ has failed rank 1, which waited for it, and so this one,", found[0][2])
+
+
+def stopped(rank: int, workers: int, plain: bool, pids: Any, done: Any) -> Outcome:
+    """Rank 2 is stopped until the others have noticed, and goes on then."""
+    transport = (TorchTransport if plain else DirectTransport)(timeout=3)
+    operation = AllReduce(torch.ones(8)) if plain else everybody(rank, workers, 8)
+    transport.perform(operation)
+    pids[rank] = os.getpid()
+    if rank == 2:
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return failing(lambda: [transport.perform(operation) for _ in range(3)])  # some messages came before
+    dist.barrier()
+    found = failing(lambda: transport.perform(operation))
+    done.wait(30)
+    os.kill(pids[2], signal.SIGCONT)
+    return found
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["direct", "gloo"])
+def test_a_rank_that_is_stopped_is_named_by_the_others_and_by_itself(plain: bool) -> None:
+    """When it wakes up, the others have left: it knows that it was the one that was away."""
+    found = on_processes(3, stopped, plain, together.Array("i", 3), together.Barrier(2))
+    assert [each[:2] for each in found] == [("PeerError", 2)] * 3, found
+    assert "does not answer: its process is stopped or hangs" in found[0][2] + found[1][2]
+    assert "rank 2, this one, has failed the others" in found[2][2]
+
+
+def dripping(rank: int, workers: int, done: Any) -> Outcome | None:
+    """Rank 1 sends a message of 4000 bytes by a byte now and then."""
+    transport = DirectTransport(timeout=1)
+    if rank == 0:
+        found = failing(lambda: transport.perform(Round([], [(1, 4000)], "drip")))
+        done.set()
+        return found
+    line = transport._links[0]._line
+    line.sendall(struct.pack("=qq", 4000, mark_of("drip")))
+    while not done.wait(0.05):
+        with contextlib.suppress(OSError):
+            line.sendall(b"x")
+    return None
+
+
+def test_a_byte_now_and_then_does_not_hold_a_round_up() -> None:
+    """Something moves all the time, but too little: a round has a deadline as a whole."""
+    found, _ = on_processes(2, dripping, together.Event())
+    assert found is not None and found[:2] == ("PeerError", 1)
+    assert "sent no more than a few bytes for 1 s" in found[2]
 
 
 def trickling(rank: int, workers: int, size: int) -> None:

@@ -55,6 +55,8 @@ def _load(path: str) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not a TOML file: {error}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply; options stand by themselves.") from error
 
 
 def _value_of(action: argparse.Action, value: Any) -> Any:

@@ -13,6 +13,9 @@ from spardl.choices import is_count, is_number
 from spardl.errors import StateError
 from spardl.sparse import Ints
 
+LARGEST = 2**62  # count of anything
+FLOAT32 = float(np.finfo(np.float32).max)
+
 
 class Snapshot:
     """What `state_dict` made, for the method named `method`. Every reader raises `StateError` for what cannot be."""
@@ -31,17 +34,17 @@ class Snapshot:
         """The snapshot under this name, within this one."""
         return Snapshot(f"{self._method}'s {name}", self._get(name))
 
-    def count(self, name: str, *, most: int | None = None) -> int:
+    def count(self, name: str, *, most: int = LARGEST) -> int:
         """The whole number under this name, from 0 to `most`."""
         value = self._get(name)
-        if not is_count(value) or (most is not None and value > most):
+        if isinstance(value, bool) or not is_count(value) or value > most:
             raise self._wrong(f"{name} is {value!r}")
         return int(value)
 
-    def number(self, name: str, *, least: float = -math.inf) -> float:
-        """The finite number under this name, `least` or more."""
+    def number(self, name: str, *, least: float = -math.inf, most: float = math.inf) -> float:
+        """The finite number under this name, from `least` to `most`."""
         value = self._get(name)
-        if not is_number(value) or value < least:
+        if not is_number(value) or not least <= value <= most:
             raise self._wrong(f"{name} is {value!r}")
         return float(value)
 
@@ -58,10 +61,17 @@ class Snapshot:
 
     def boundaries(self, name: str, *, count: int, last: int) -> Ints:
         """Whole numbers that begin with 0, never descend and end with `last`: the edges of `count` stretches."""
-        edges = self.numbers(name, count=count + 1).astype(np.int64)
+        edges = self.counts(name, count=count + 1)
         if edges[0] != 0 or edges[-1] != last or (np.diff(edges) < 0).any():
             raise self._wrong(f"{name} are not {count} stretches of {last}")
         return edges
+
+    def counts(self, name: str, *, count: int) -> Ints:
+        """The `count` whole numbers under this name, from 0 to what 32 bits hold: as much as ever travels."""
+        values = self.numbers(name, count=count)
+        if ((values < 0) | (values >= 2**31) | (values != np.floor(values))).any():
+            raise self._wrong(f"{name} are not {count} whole numbers")
+        return values.astype(np.int64)
 
     def numbers(self, name: str, *, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
         """The `count` finite numbers under this name."""

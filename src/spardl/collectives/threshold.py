@@ -6,13 +6,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spardl.collectives.snapshot import Snapshot
+from spardl.collectives.snapshot import FLOAT32, Snapshot
 from spardl.sparse import Ints
 
 SHIFT = 19  # of a float32's bits: 16 bins to an octave
 REACH = 32  # bins to either side of the threshold
 BINS = 2 * REACH
 TREND = 0.2  # weight of the latest move in the running trend
+LOWEST, HIGHEST = -104.0, 88.7  # logarithms of what float32 holds
 
 
 class Controller(Protocol):
@@ -40,17 +41,17 @@ class Published:
     def learn(self, selected: int, target: int, histogram: Ints) -> None:
         ratio = selected / target
         if ratio > 1.1:
-            self.threshold *= 1.005
+            self.threshold = min(1.005 * self.threshold, FLOAT32)
         elif ratio <= 1 / 1.1:
             self.threshold *= 0.995
         else:
-            self.threshold *= 1.00125 if ratio > 1 else 0.9987
+            self.threshold = min(self.threshold * (1.00125 if ratio > 1 else 0.9987), FLOAT32)
 
     def state_dict(self) -> dict[str, Any]:
         return {"threshold": self.threshold}
 
     def load_state_dict(self, saved: Snapshot) -> None:
-        self.threshold = saved.number("threshold", least=0.0)
+        self.threshold = _saved_threshold(saved)
 
 
 class Quantile:
@@ -70,14 +71,20 @@ class Quantile:
         if self.level is not None:
             self.trend += TREND * (level - self.level - self.trend)
         self.level = level
-        self.threshold = float(np.float32(math.exp(level + self.trend)))
+        self.threshold = float(np.float32(math.exp(min(level + self.trend, HIGHEST))))
 
     def state_dict(self) -> dict[str, Any]:
         return {"threshold": self.threshold, "level": self.level, "trend": self.trend}
 
     def load_state_dict(self, saved: Snapshot) -> None:
-        level = saved.number("level") if saved.maybe("level") else None
-        self.threshold, self.level, self.trend = saved.number("threshold", least=0.0), level, saved.number("trend")
+        level = saved.number("level", least=LOWEST, most=HIGHEST) if saved.maybe("level") else None
+        trend = saved.number("trend", least=LOWEST - HIGHEST, most=HIGHEST - LOWEST)
+        self.threshold, self.level, self.trend = _saved_threshold(saved), level, trend
+
+
+def _saved_threshold(saved: Snapshot) -> float:
+    """A threshold from a state: other ranks' entries are compared with it as float32."""
+    return saved.number("threshold", least=0.0, most=FLOAT32)
 
 
 CONTROLLERS: dict[str, Callable[[float], Controller]] = {"published": Published, "quantile": Quantile}

@@ -24,6 +24,7 @@ class Arranger:
     def __init__(self, config: SyncConfig, buckets: Buckets) -> None:
         self.merging: Merging | None = None
         self._clock = BackwardClock() if config.merge is not None else None
+        self._planned: list[GroupPlan] = []  # for after the step
         self._buckets = buckets
         self._idle = buckets.provisional + WARM_UP
 
@@ -44,15 +45,23 @@ class Arranger:
         if self._clock is not None:
             self._clock.stamp(name)
 
-    def plans(self, session: Session, sizes: Mapping[str, int], *, momentum: bool, counted: bool) -> list[GroupPlan]:
-        """A step has ended. The new groups, if it is time for some: collective, on the communication thread."""
-        if self._clock is not None and session.sync.steps > self._idle:
+    def before_commit(self, session: Session, sizes: Mapping[str, int], *, momentum: bool) -> None:
+        """A step is about to be committed. Measure and plan if it is time: collective, on the communication thread.
+
+        Before, because peers may be lost meanwhile: then the step has not happened.
+        """
+        done = session.sync.steps + 1
+        if self._clock is not None and done > self._idle:
             self._clock.keep()
-            if session.sync.steps >= self._idle + MEASURED:
-                return self._merge(session, sizes, self._clock, momentum)
-        if counted and session.config.groups == "bucket":
+            if done >= self._idle + MEASURED:
+                self._planned = self._merge(session, sizes, self._clock, momentum)
+
+    def plans(self, session: Session, *, counted: bool) -> list[GroupPlan]:
+        """A step has ended. The new groups, if it is time for some."""
+        planned, self._planned = self._planned, []
+        if not planned and counted and session.config.groups == "bucket":
             return self._buckets.plans(session)
-        return []
+        return planned
 
     def _merge(
         self, session: Session, sizes: Mapping[str, int], clock: BackwardClock, momentum: bool

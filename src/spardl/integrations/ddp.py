@@ -31,7 +31,7 @@ from spardl.integrations.watch import GradientWatch
 from spardl.memory.velocity import Momentum
 from spardl.planning.merging import Merging
 from spardl.sync.plan import Member, plan_group
-from spardl.sync.session import Session
+from spardl.sync.session import Session, compare_replicas
 from spardl.transport.torchdist import Group as ProcessGroup
 
 
@@ -109,6 +109,7 @@ class SparDLState(SyncHandle):
         self._rules = self._momenta.rules(loaded=self._loaded)
         scale, instead = (self._scaler.get_scale(), torch.nan) if self._scaler is not None else (1.0, 0.0)
         self.session.begin(scale=scale, skips=self._skips, instead=instead)
+        compare_replicas(self.session, self._parameters)
 
     def _on_gradient(self, parameter: Tensor) -> None:
         """This gradient is ready. DDP copies it into its bucket right after this hook, so the one before is there."""
@@ -143,17 +144,19 @@ class SparDLState(SyncHandle):
     def _end(self) -> None:
         self._open = self._awaited = False
         self._buckets.end()
-        self.session.close(self._after_step).add_done_callback(self._deliveries.complete)
+        self.session.close(self._after_step, first=self._before_commit).add_done_callback(self._deliveries.complete)
         # Before DDP looks at the futures, so that errors come out of backward() as they are. A rank that has joined
         # early (DDP's Join) calls hooks outside any backward; there the futures alone carry them.
         _torch_private.after_backward(self._after_backward)
 
-    def _after_step(self, counted: bool) -> None:
-        """On the communication thread, before DDP has its results: what is to be noted, planned and rearranged."""
-        self._watch.synchronised(self._arrived, self.session.events[-1], scaled=self._scaler is not None)
+    def _before_commit(self) -> None:
         sizes = {name: gradient.numel() for name, gradient in self._arrived.items()}
-        momentum = bool(self._momenta.optimizers)
-        if plans := self._arranger.plans(self.session, sizes, momentum=momentum, counted=counted):
+        self._arranger.before_commit(self.session, sizes, momentum=bool(self._momenta.optimizers))
+
+    def _after_step(self, counted: bool) -> None:
+        """On the communication thread, before DDP has its results: what is to be noted and rearranged."""
+        self._watch.synchronised(self._arrived, self.session.events[-1], scaled=self._scaler is not None)
+        if plans := self._arranger.plans(self.session, counted=counted):
             self.session.regroup(plans)
 
     def _after_backward(self) -> None:

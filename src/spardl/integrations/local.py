@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
@@ -43,7 +43,7 @@ from spardl.integrations.throttle import Throttle
 from spardl.kernels import for_device
 from spardl.metrics import SyncStats
 from spardl.sync.landing import Landing
-from spardl.sync.session import Session
+from spardl.sync.session import Session, compare_replicas
 from spardl.sync.state import gather_bytes
 from spardl.transport.base import run
 from spardl.transport.torchdist import Group
@@ -113,7 +113,8 @@ class LocalSync(SyncHandle):
         self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
         self._swapped = False
         self._opened = self._exposed = 0.0
-        self._boundary = Boundary(self._optimizers, self._step_is_over, scaler)
+        names: dict[Tensor, str] = {each.parameter: name for name, each in self._replicas.items()}
+        self._boundary = Boundary(self._optimizers, self._step_is_over, scaler, names)
         self._size = size_of(self._optimizers)
         self._loading = plain_module(model).register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
         logger.info(
@@ -149,6 +150,7 @@ class LocalSync(SyncHandle):
             self._opened = time.perf_counter()
             throttle = self._throttle
             self.session.begin(instead=torch.nan, density=None if throttle is None else throttle.density)
+            compare_replicas(self.session, {name: each.shared for name, each in self._replicas.items()})
             self._exchange.offer(self.session, self._replicas, float(self.rule.residual_decay))
             self._offered, self._future = self._steps, self.session.close()
             if throttle is not None and throttle.is_due:

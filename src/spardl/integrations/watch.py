@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -135,7 +136,8 @@ class GradientWatch:
     def _on_refused(self) -> None:
         """Some rank's gradient was not finite, and there is no scaler to be told."""
         own = [n for p, n in self._names.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
-        who = f"this rank's gradient of {own[0]!r} was" if own else "some rank's gradient was"
+        mine = f"rank {dist.get_rank()}'s" if dist.is_initialized() else "this rank's"
+        who = f"{mine} gradient of {own[0]!r} was" if own else "some rank's gradient was"
         if self._refused >= PATIENCE:
             raise StateError(
                 f"For {self._refused} steps in a row {who} not finite, and none of them has changed a weight; lower the"

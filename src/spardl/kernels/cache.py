@@ -1,7 +1,12 @@
 """Where compiled loops are kept, who compiles them, and what is said to the person who waits.
 
 numba keeps compiled code in NUMBA_CACHE_DIR if that is set, else beside the source, else in the user's cache folder.
-Where none of these can be written, as in a read-only install without a home, it is kept here in a temporary folder.
+Where none of these can be written, as in a read-only install without a home, it is kept here in a temporary folder, and
+where there is none either, in this process's memory.
+
+What lies there is code that will run, so folders of ours belong to this user, and nobody else may write to them. The
+lock by which one process compiles for all is waited for for a while only: whoever holds it for longer hangs, and a
+process that was killed has let go of it.
 """
 
 import atexit
@@ -20,8 +25,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from spardl.errors import ConfigError
-
 logger = logging.getLogger(__name__)
 
 COMPILING = "spardl: compiling its loops for this machine, which takes 10 to 25 s;"
@@ -30,6 +33,10 @@ REMEDY = "set NUMBA_CACHE_DIR to a folder that lasts."
 KEPT_FOR_A_WHILE = (
     f"{COMPILING} neither spardl's own folder nor the home can be written, so they are kept in %s: {REMEDY}"
 )
+IN_MEMORY = f"{COMPILING} no folder for them can be written, so they are compiled anew in every process: {REMEDY}"
+NOT_WAITED_FOR = "spardl: another process has been compiling its loops for %g s; going on without it."
+LONGEST_WAIT_S = 120.0  # for another process that compiles
+NAP_S = 0.05
 MANY = 12  # loops; fewer are compiled in a second or two, without a word
 NO_PLACE = "no locator available"  # numba's words
 
@@ -49,7 +56,9 @@ def import_compiled(name: str) -> ModuleType:
             if NO_PLACE not in str(error):
                 raise
             folder = _temporary_folder()
-            with _on_compiling(lambda: _say(KEPT_FOR_A_WHILE, folder)), _keeping_in(folder):
+            place = _in_memory() if folder is None else _keeping_in(folder)
+            words = (IN_MEMORY,) if folder is None else (KEPT_FOR_A_WHILE, folder)
+            with _on_compiling(lambda: _say(*words)), place:
                 module = importlib.import_module(name)
         logger.info("loaded %s in %.1f s", name, time.monotonic() - started)
     return module
@@ -94,21 +103,34 @@ def _keeping_in(folder: Path) -> Iterator[None]:
         config.CACHE_DIR = before
 
 
+@contextlib.contextmanager
+def _in_memory() -> Iterator[None]:
+    """Inside, what is decorated is compiled and kept nowhere."""
+    from numba.core.dispatcher import Dispatcher
+
+    loops: Any = Dispatcher
+    before, loops.enable_caching = loops.enable_caching, lambda self: None
+    try:
+        yield
+    finally:
+        loops.enable_caching = before
+
+
 @functools.cache
-def _temporary_folder() -> Path:
-    """This user's own, which the next process finds again; else this process's own, which goes with it."""
+def _temporary_folder() -> Path | None:
+    """This user's own, which the next process finds again; else this process's own, which goes with it; else none."""
     with contextlib.suppress(OSError):
         return _users_folder()
     try:
         folder = Path(tempfile.mkdtemp(prefix="spardl-"))
-    except OSError as error:
-        raise ConfigError(f"compiled loops need a folder, and none can be written ({error}); {REMEDY}") from error
+    except OSError:
+        return None
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _users_folder() -> Path:
-    """A folder in the temporary one that nobody else can write: what lies there is code."""
+    """A folder in the temporary one that nobody else can read or write: what lies there is code."""
     folder = Path(tempfile.gettempdir()) / f"spardl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
@@ -119,19 +141,38 @@ def _users_folder() -> Path:
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Hold a lock file beside the compiled code, or in the temporary folder where the package is read-only."""
+    """Hold a lock file beside the compiled code, or in the temporary folder where the package is read-only.
+
+    Not for ever: concurrent writers of the cache write the same thing, so the lock saves time and nothing else.
+    """
     for find in (_own_folder, _users_folder):
         try:
             handle = os.open(find() / "compile.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         except OSError:
             continue
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            if not _locked(handle):
+                logger.warning(
+                    "spardl: another process has been compiling for %g s; going on without it.", LONGEST_WAIT_S
+                )
             yield
         finally:
             os.close(handle)
         return
     yield
+
+
+def _locked(handle: int) -> bool:
+    """Whether the lock is ours now; waits for it for a while."""
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(NAP_S)
 
 
 def _own_folder() -> Path:

@@ -1,14 +1,18 @@
 """The line between the launcher and a worker: failures go up it, and where it ends the launcher is gone."""
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import socket
 import threading
 from dataclasses import asdict, dataclass
 from typing import Self
 
 VARIABLE = "SPARDL_LIFELINE"
+
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Lifeline:
     """The worker's end. A worker that loses its launcher ends at once, so that nobody is left behind."""
 
     def __init__(self, descriptor: int) -> None:
+        _end_with_parent()
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
@@ -52,3 +57,12 @@ class Lifeline:
         with contextlib.suppress(OSError):
             self._socket.recv(1)
         os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """Let the system kill this process when its launcher ends, even while it is stopped and can notice nothing.
+
+    Linux only; elsewhere, a worker that is stopped ends when it goes on.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -4,7 +4,8 @@ import contextlib
 import gc
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -12,6 +13,11 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from spardl.errors import AbsentPeer, ConfigError, PeerError, SparDLError
 from spardl.launch.place import Place
+from spardl.transport.failures import collective
+from spardl.transport.inquiry import inquire
+from spardl.transport.meeting import GRACE_S
+from spardl.transport.patience import store_is_silent, within
+from spardl.transport.watch import open_watches
 
 # How long rank 0 keeps the store open so that everybody hears who is missing.
 FAREWELL = timedelta(seconds=3)
@@ -23,27 +29,52 @@ LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pi
 def process_group(place: Place, timeout: float) -> Iterator[None]:
     """Inside, all ranks are connected by gloo. Who does not come within `timeout` seconds is named on all that did.
 
-    A peer that is lost inside becomes a `PeerError`. The group is destroyed at a good end only: after a failure, others
-    may still wait in it.
+    A peer that is lost inside becomes a `PeerError`, which names it where the ranks can tell. The group is destroyed at
+    a good end only: after a failure, others may still wait in it.
     """
     store = _store(place, timeout)
-    _call_the_roll(store, place, timeout)
+    began = time.monotonic()
     try:
-        dist.init_process_group(
-            "gloo",
-            store=PrefixStore("group", store),
-            rank=place.rank,
-            world_size=place.workers,
-            timeout=timedelta(seconds=timeout),
-        )
+        _bounded(lambda: _call_the_roll(store, place, timeout), store, place, timeout + FAREWELL.total_seconds())
+        _bounded(lambda: _make_group(store, place, timeout), store, place, timeout)
+        began = time.monotonic()
         yield
     except RuntimeError as error:
         if any(sign in str(error) for sign in LOST_PEER):
-            reason = _gist(str(error))
-            raise PeerError(f"rank {place.rank} lost a peer, which may have ended or hang ({reason}).") from error
+            raise _lost(place, timeout, began, _gist(str(error))) from error
         raise
     gc.collect()  # models and hooks refer to each other, and to groups whose threads should end here
     dist.destroy_process_group()
+
+
+def _make_group(store: Store, place: Place, timeout: float) -> None:
+    dist.init_process_group(
+        "gloo",
+        store=PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.workers,
+        timeout=timedelta(seconds=timeout),
+    )
+
+
+def _bounded(job: Callable[[], None], store: Store, place: Place, seconds: float) -> None:
+    """Do this in good time: a store whose process is stopped would let torch wait without end."""
+    within(seconds + GRACE_S, job, lambda: store_is_silent(store, place.rank, seconds + GRACE_S))
+
+
+def _lost(place: Place, timeout: float, began: float, reason: str) -> PeerError:
+    """The error for a collective of the whole group that has failed: those who watch over each other know why."""
+    for watch in open_watches():
+        others = [peer for peer in range(place.workers) if peer != place.rank]
+        if watch.size != place.workers:
+            continue
+        since = max(began, time.monotonic() - 2 * timeout)
+        verdict = inquire(watch, others, place.workers, since=since, timeout=timeout)
+        if verdict.faults:
+            error = collective(verdict, place.rank, lambda peer: f"rank {peer}", "a collective", reason)
+            watch.tell(next(iter(verdict.faults)), [peer for peer in others if peer not in verdict.faults])
+            return error
+    return PeerError(f"rank {place.rank} lost a peer, which may have ended or hang ({reason}).")
 
 
 def _gist(reason: str) -> str:
@@ -54,8 +85,9 @@ def _gist(reason: str) -> str:
 def _store(place: Place, timeout: float) -> Store:
     """The store at the run's address: kept by rank 0, unless the launcher keeps it."""
     keeper = place.rank == 0 and not place.hosted
-    try:
-        store = TCPStore(
+
+    def connect() -> Store:
+        return TCPStore(
             place.host,
             place.port,
             is_master=keeper,
@@ -64,6 +96,9 @@ def _store(place: Place, timeout: float) -> Store:
             master_listen_fd=place.listener if keeper else None,
             use_libuv=os.environ.get("USE_LIBUV", "1") == "1",  # as torch's own rendezvous has it
         )
+
+    try:
+        store = within(timeout + GRACE_S, connect, lambda: _no_store(place, timeout, keeper, "it takes too long"))
     except dist.DistError as error:
         raise _no_store(place, timeout, keeper, str(error)) from error
     return PrefixStore(f"spardl/{place.attempt}", store)
@@ -73,9 +108,10 @@ def _no_store(place: Place, timeout: float, keeper: bool, reason: str) -> SparDL
     if not keeper:
         missing = "the launcher's store" if place.hosted else "rank 0"
         return AbsentPeer(
-            f"{missing} never came: nobody answered at {place.address} for {timeout:g} s;"
-            " start it, or raise --timeout.",
+            f"{missing} never came: nobody answered at {place.address} for {timeout:g} s; start it, or raise --timeout,"
+            f" unless all others have given up on rank {place.rank} already.",
             peer=None if place.hosted else 0,
+            candidates=(place.rank,) if place.hosted else (0, place.rank),
         )
     if "EADDRINUSE" in reason:
         return ConfigError(f"port {place.port} is in use; set MASTER_PORT to another one, the same on all ranks.")

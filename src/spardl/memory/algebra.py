@@ -1,5 +1,7 @@
 """Sums and cuts of sparse entries, in an order that gives every rank the same bits."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -72,3 +74,9 @@ def _where(entries: SparseBlocks, mask: Bools) -> SparseBlocks:
 
 def _single(ids: Ints, places: Array, amounts: Array) -> SparseBlocks:
     return SparseBlocks(ids, np.array([len(places)]), places, amounts)
+
+
+def norm_of(values: Tensor) -> float:
+    """The Euclidean norm of float32 values, also where their squares are beyond what float32 holds."""
+    norm = float(torch.linalg.vector_norm(values))
+    return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(values.double()))

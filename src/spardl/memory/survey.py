@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from spardl.memory.algebra import norm_of
 from spardl.memory.transaction import Transaction
 from spardl.sparse import Ints
 
@@ -46,4 +47,4 @@ class Survey:
         if self._transaction.poisoned:
             return np.zeros(len(buffer.lengths))
         blocks = buffer.values.split(buffer.lengths.tolist())
-        return np.array([float(torch.linalg.vector_norm(block)) for block in blocks])
+        return np.array([norm_of(block) for block in blocks])

@@ -7,6 +7,7 @@ when it ends.
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,8 +24,10 @@ from spardl.config import SyncConfig
 from spardl.errors import StateError
 from spardl.kernels.cpu.crew import Crew
 from spardl.machine import cores_per_rank
+from spardl.memory.algebra import norm_of
 from spardl.memory.velocity import Momentum
 from spardl.metrics import StepEvent, SyncStats
+from spardl.sync import replicas
 from spardl.sync import state as states
 from spardl.sync.fellows import Fellows
 from spardl.sync.lanes import Lanes
@@ -202,6 +205,7 @@ class Session:
         if not self._compared:
             self._compared = True
             where = {"steps so far": number, "groups": [plan.names for plan in self.plan]}
+            where["densities"] = [plan.density.settled for plan in self.plan]
             self.worker.run(lambda: check_agreement(where, self.transport.gather_texts, "where they are"))
 
     def submit(
@@ -239,11 +243,14 @@ class Session:
         assert self._step is not None, "begin() opens a step"
         return self.worker.average(tensor)
 
-    def close(self, after: Callable[[bool], None] | None = None) -> "Future[bool]":
+    def close(
+        self, after: Callable[[bool], None] | None = None, *, first: Callable[[], None] | None = None
+    ) -> "Future[bool]":
         """End the step once all its groups have been exchanged: commit all of them or roll all back.
 
         Args:
             after: called on the communication thread with whether the step counts.
+            first: called there before that, for whatever may fail: a peer that is lost in it has the step rolled back.
 
         Returns:
             Whether it counts: false if some rank's gradient was not finite. An error if the step failed.
@@ -254,7 +261,7 @@ class Session:
             allowed = self.config.clip_norm * self.transport.workers**0.5
             step.terms = replace(step.terms, clip=clip_factor(step.parts.values(), allowed, step.terms.scale))
             start_groups(self, step)
-        return self.worker.run(lambda: self._finish(step, after))
+        return self.worker.run(lambda: self._finish(step, first, after))
 
     def reduce(self, name: str, tensor: Tensor) -> bool:
         """Average one flat tensor over all ranks, in place, and wait. Returns whether all ranks' values were finite.
@@ -268,7 +275,7 @@ class Session:
         assert group is not None and len(group.offsets) == 1, f"{name!r} is not a group of its own"
         return self.worker.run(lambda: self.worker.reduce(group, tensor)).result()
 
-    def _finish(self, step: _Step, after: Callable[[bool], None] | None) -> bool:
+    def _finish(self, step: _Step, first: Callable[[], None] | None, after: Callable[[bool], None] | None) -> bool:
         groups = self.sync.groups
         missing = [name for group in groups for name in group.offsets if name not in step.parts]
         if missing:
@@ -277,6 +284,8 @@ class Session:
                 " synchronise what was frozen when the model was wrapped: unfreeze parameters before wrapping the"
                 " model, or freeze them before attach."
             )
+        if first is not None:
+            first()
         before = sum(group.stats.entries for group in groups)
         fine = self.worker.finish(step.instead)
         event = StepEvent(
@@ -361,6 +370,13 @@ def start_groups(session: Session, step: _Step) -> None:
         step.started += 1
 
 
+def compare_replicas(session: Session, tensors: Mapping[str, Tensor]) -> None:
+    """Where `paranoid` asks for it in this step: fail it on all ranks if these tensors differ between them."""
+    every, number = session.config.paranoid, session.sync.steps
+    if every and number % every == 0:
+        session.worker.run(lambda: replicas.compare(tensors, session.transport.gather_texts, number))
+
+
 def describe(session: Session) -> str:
     """Who moves the bytes, and how groups are synchronised, in one line."""
     transport, plans, config = session.transport, session.plan, session.config
@@ -377,6 +393,5 @@ def describe(session: Session) -> str:
 def clip_factor(parts: Iterable[Part], allowed: float, scale: float) -> float:
     """What brings the norm of all these gradients together down to the allowed one."""
     own = [part.gradient if part.base is None else part.gradient - part.base for part in parts]
-    norms = torch.stack([torch.linalg.vector_norm(gradient.float()) for gradient in own])
-    norm = float(torch.linalg.vector_norm(norms)) / scale
+    norm = math.hypot(*(norm_of(gradient.float()) for gradient in own)) / scale
     return min(1.0, allowed / norm) if norm > 0 else 1.0

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.choices import is_count
+from spardl.choices import is_count, is_number
 from spardl.collectives.bruck import bruck
 from spardl.collectives.numbers import all_gather_numbers
 from spardl.collectives.program import Program, Team
@@ -106,12 +106,12 @@ def load(sync: Synchronizer, config: SyncConfig, state: object, *, regroup: bool
     sizes = _sizes(sync)
     kept = {} if sync.of_weights else _kept(own, sizes, sync.device, momentum=sync.has_momentum)
     plans = arranged(own["groups"], own["densities"], config, sizes, sync.workers) if regroup else sync.plan
-    before = save(sync)
+    before, present = save(sync), sync.plan
     try:
         _apply(sync, own, kept, plans)
     except StateError:
         kept = {} if sync.of_weights else _kept(before, sizes, sync.device, momentum=sync.has_momentum)
-        _apply(sync, before, kept, sync.plan)
+        _apply(sync, before, kept, present)
         raise
 
 
@@ -159,7 +159,16 @@ def _checked(state: object, rank: int, workers: int) -> Mapping[str, Any]:
         raise StateError(f"this state was saved after {state.get('steps')!r} steps, which cannot be; {SAME}")
     if not all(isinstance(group, list) and all(isinstance(name, str) for name in group) for group in state["groups"]):
         raise StateError(f"this state has no usable groups; {SAME}")
+    densities = state["densities"]
+    if len(densities) != len(state["groups"]) or not all(each is None or _is_share(each) for each in densities):
+        raise StateError(f"this state has no usable densities; {SAME}")
+    if not all(isinstance(name, str) for name in state["started"]):
+        raise StateError(f"this state has no usable list of what has momentum; {SAME}")
     return state
+
+
+def _is_share(density: object) -> bool:
+    return is_number(density) and 0 < float(density) <= 1  # type: ignore[arg-type]
 
 
 def _mean(states: list[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -202,14 +211,20 @@ def _kept(state: Mapping[str, Any], sizes: dict[str, int], device: torch.device,
 def _tensors(state: Mapping[str, Any], kind: str, sizes: dict[str, int], device: torch.device) -> dict[str, Tensor]:
     found = {}
     for name, tensor in state[kind].items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        if not isinstance(tensor, Tensor) or not _is_plain(tensor):
             raise StateError(f"the {kind} of {name!r} in this state are no floating-point tensor; {SAME}")
         if sizes.get(name) != tensor.numel():
             raise StateError(
                 f"the {kind} of {name!r} in this state have {tensor.numel()} elements, but the model has"
                 f" {sizes.get(name, 'no such parameter')}; {SAME}"
             )
-        if not bool(torch.isfinite(tensor).all()):
+        plain = tensor.detach().to(device=device, dtype=torch.float32).reshape(-1).contiguous()
+        if not bool(torch.isfinite(plain).all()):
             raise StateError(f"the {kind} of {name!r} in this state are not finite: it is damaged; load another one.")
-        found[name] = tensor.detach().to(device=device, dtype=torch.float32).reshape(-1).contiguous()
+        found[name] = plain
     return found
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its values are really there, one after the other."""
+    return tensor.is_floating_point() and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)

@@ -14,7 +14,6 @@ never as code.
 import hashlib
 import json
 import os
-import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,10 +41,15 @@ def unfinished(folder: Path) -> Path:
 
 def write_state(path: Path, state: State) -> Facts:
     """Write a file, down to the disk; return its size and sha256."""
-    with path.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:
+        # torch's writer hides what the system has said, most often that there is no room left.
+        free = shutil.disk_usage(path.parent).free
+        raise OSError(f"{path.name} cannot be written to {path.parent}, where {free:,} bytes are free") from error
     return facts_of(path)
 
 
@@ -77,13 +81,15 @@ def read_meta(folder: Path) -> dict[str, Any]:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"the checkpoint {folder} has no {META}, so it is not whole.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"the checkpoint {folder} is damaged: {META} cannot be read ({error}).") from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         version = meta.get("format") if isinstance(meta, dict) else None
         raise CheckpointError(f"the checkpoint {folder} has format {version!r}; this version reads {FORMAT}.")
     wanted = {"step": int, "identity": dict, "history": list, "files": dict}
     wrong = [name for name, kind in wanted.items() if not isinstance(meta.get(name), kind)]
+    if not wrong and (isinstance(meta["step"], bool) or meta["step"] < 0):
+        wrong = ["step"]
     if wrong:
         raise CheckpointError(f"the checkpoint {folder} is damaged: {META} has no proper {wrong[0]!r}.")
     return meta
@@ -110,11 +116,13 @@ def read_state(folder: Path, name: str, files: Mapping[str, Any]) -> State:
         )
     try:
         state: State = torch.load(folder / name, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # whatever a file that was made to look like one brings about
         first_line = (str(error).splitlines() or [""])[0]
         raise CheckpointError(
             f"the checkpoint {folder} cannot be used: {name} is no plain state ({first_line})."
         ) from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {name} is no plain state.")
     return state
 
 

@@ -95,6 +95,11 @@ class Keeper:
         workers = _compare(folder, meta["identity"], run)
         if run.position_of(meta["step"], workers) > run.last_step:
             raise _Refused(f"the checkpoint {folder} is beyond the last step, {run.last_step}; raise --max-steps.")
+        epochs, in_each = len(meta["history"]), run.count_steps(workers)
+        if not 0 <= meta["step"] - epochs * in_each <= in_each:
+            raise CheckpointError(
+                f"the checkpoint {folder} is damaged: step {meta['step']} is not after {epochs} epochs."
+            )
         if run.rank == 0:
             check_files(folder, meta["files"])
         common = read_state(folder, COMMON, meta["files"])
@@ -106,12 +111,21 @@ class Keeper:
                 run.load(meta["step"], history, common, owned[0])
             else:
                 run.load_from_others(meta["step"], history, common, owned)
-        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise CheckpointError(f"the checkpoint {folder} does not fit this run: {error}.") from error
+        except SparDLError:
+            raise
+        except Exception as error:  # whatever a file that was made to look like one brings about
+            raise CheckpointError(f"the checkpoint {folder} does not fit this run: {_gist(error)}.") from error
 
     def _save(self, run: Run, parent: Path) -> None:
-        """Write a checkpoint together: a place, each rank's file, then the name."""
+        """Write a checkpoint together: a place, each rank's file, then the name. Of one that fails nothing is left."""
         folder = parent / checkpoint_name(run.step)
+        try:
+            self._write(run, parent, folder)
+        except CheckpointError:
+            shutil.rmtree(unfinished(folder), ignore_errors=True)
+            raise
+
+    def _write(self, run: Run, parent: Path, folder: Path) -> None:
         place = unfinished(folder)
         common = run.common_state()
         with _together(f"the checkpoint {folder} could not be written"):
@@ -186,6 +200,11 @@ def _resized(run: Run, folder: Path) -> str:
         f"{folder} was saved by {run.workers_before} workers, and here are {run.workers}: {kept} at the mean of theirs,"
         f" what is left of the epoch is dealt anew, and a step has {run.samples_per_step} examples."
     )
+
+
+def _gist(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _shown(value: Any) -> str:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, StateError
 from spardl.integrations.attach import attach
 from spardl.integrations.handle import SyncHandle
 from spardl.train.data import DATASETS, load_data
@@ -36,6 +36,8 @@ from spardl.train.subset import part_of
 from spardl.update import GRADIENTS, LocalUpdates
 
 State = dict[str, Any]
+
+UNMOVED = ("timeout", "paranoid")  # settings that change no weight
 
 # Below LOW_DENSITY a run starts at WARMUP_START and comes down over these epochs or this share of it, if that is less.
 LOW_DENSITY = 0.005
@@ -73,7 +75,7 @@ class Run:
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
         self.recipe, self.settings = recipe, recipe.settings
         self.data = _load(recipe, data_dir)
-        self.steps_per_epoch = self._count_steps()
+        self.steps_per_epoch = self.count_steps()
         self.last_step = self.settings.epochs * self.steps_per_epoch
         if self.settings.max_steps is not None:
             self.last_step = min(self.last_step, self.settings.max_steps)
@@ -255,7 +257,7 @@ class Run:
             "workers": self.workers,
             "update": GRADIENTS if self.rule is None else "local",
             **{name.replace("_", "-"): value for name, value in self.settings.trajectory.items()},
-            **{name.replace("_", "-"): value for name, value in self.config.to_dict().items() if name != "timeout"},
+            **{name.replace("_", "-"): value for name, value in self.config.to_dict().items() if name not in UNMOVED},
             **{name.replace("_", "-"): value for name, value in (asdict(self.rule) if self.rule else {}).items()},
         }
 
@@ -281,7 +283,10 @@ class Run:
         }
 
     def load(self, step: int, history: Sequence[EpochReport], common: State, own: State) -> None:
-        """Be the run that was saved, bit for bit."""
+        """Be the run that was saved, bit for bit. Weights that are not finite are refused: no step could mend them."""
+        broken = [n for n, each in common["model"].items() if each.is_floating_point() and not each.isfinite().all()]
+        if broken:
+            raise StateError(f"the weights {broken[0]!r} in this checkpoint are not finite; go on from an earlier one.")
         self.step = self.resumed_at = step
         self.history = list(history)
         self.module.load_state_dict(common["model"])
@@ -318,7 +323,7 @@ class Run:
 
     def position_of(self, step: int, workers: int) -> int:
         """The step of this run that is as far into its epochs as this one of a run with so many workers."""
-        theirs = self._count_steps(workers)
+        theirs = self.count_steps(workers)
         epoch, done = divmod(step, theirs)
         return epoch * self.steps_per_epoch + done * self.steps_per_epoch // theirs
 
@@ -336,7 +341,8 @@ class Run:
         workers = workers or self.workers
         return self.data.train.order(workers, self.settings.batch_size, seed=self.settings.seed, epoch=epoch)
 
-    def _count_steps(self, workers: int | None = None) -> int:
+    def count_steps(self, workers: int | None = None) -> int:
+        """Of an epoch, with so many workers instead of ours."""
         count, accumulate = len(self._order(0, workers)), self.settings.accumulate
         if count < accumulate:
             raise ConfigError(

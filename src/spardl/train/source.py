@@ -146,7 +146,20 @@ def batches(
     """
     work = _Numbered(source, positions, tuple(seeds), first)
     loader: DataLoader[Batch] = DataLoader(work, batch_size=None, num_workers=loaders, persistent_workers=False)
-    yield from loader
+    loaded = iter(loader)
+    while True:
+        try:
+            batch = next(loaded)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise DataError(
+                f"a process that loads data has ended by itself ({str(error).splitlines()[0].rstrip('.')}); it may have"
+                " run out of memory: use fewer --loaders, or 0 to load without processes."
+            ) from error
+        yield batch
 
 
 def generator_of(*seeds: int) -> torch.Generator:

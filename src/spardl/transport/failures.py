@@ -3,8 +3,11 @@
 `who` is a rank with the place where it runs, and `where` a round with its name; `named` and `place` make them.
 """
 
+from collections.abc import Callable
+
 from spardl.errors import PeerError, ProtocolError, StateError
 from spardl.metrics import Traffic
+from spardl.transport.inquiry import Verdict
 
 INTACT = "Residuals are intact; resume from the last checkpoint."
 
@@ -24,6 +27,23 @@ def missing(peer: int, who: str, did: str, where: str) -> PeerError:
     return PeerError(f"{who} {did} in {where}; its process may be gone. {INTACT}", peer=peer)
 
 
+def judged(verdict: Verdict, rank: int, who: Callable[[int], str], did: str, where: str) -> PeerError:
+    """What an inquiry has found. `did` is what the rank that was waited for has done: "sent nothing for 30 s"."""
+    ranks = tuple(verdict.faults)
+    if not ranks:
+        text = f"rank {rank} waited in vain in {where} ({did}); who failed it cannot be known"
+        names = ", ".join(map(str, verdict.chain))
+        text += f": ranks {names} answer, and wait for others. {INTACT}"
+        return PeerError(text, candidates=verdict.chain)
+    why = ", ".join(f"{'it' if len(ranks) == 1 else f'rank {peer}'} {words}" for peer, words in verdict.faults.items())
+    if ranks == (rank,):
+        return PeerError(f"rank {rank}, this one, has failed the others in {where}: {why}. {INTACT}", peer=rank)
+    names = " and ".join(map(who, ranks))
+    if verdict.victim is not None:
+        did = f"has failed rank {verdict.victim}, which waited for it, and so this one,"
+    return PeerError(f"{names} {did} in {where}; {why}. {INTACT}", peer=ranks[0], candidates=ranks)
+
+
 def silent(peer: int, who: str, verb: str, seconds: float, where: str) -> PeerError:
     """A peer that "sent" or "took" nothing for the whole timeout."""
     return missing(peer, who, f"{verb} nothing for {seconds:g} s", where)
@@ -39,9 +59,13 @@ def dragged(peer: int, who: str, victim: int, where: str) -> PeerError:
     return PeerError(f"{who} has failed rank {victim}, which left before the end of {where}. {INTACT}", peer=peer)
 
 
-def collective(name: str, workers: int, why: str, peer: int | None) -> PeerError:
-    """A collective has failed because of `peer`, if the ranks could find out who it was."""
-    return PeerError(f"{name} over {workers} ranks failed: {why}. {INTACT}", peer=peer)
+def collective(verdict: Verdict, rank: int, who: Callable[[int], str], name: str, why: str) -> PeerError:
+    """What an inquiry has found about a collective that has failed, for which the library says `why`."""
+    if not verdict.faults or rank in verdict.faults:
+        return judged(verdict, rank, who, "it failed", f"{name} ({why})")
+    ranks = tuple(verdict.faults)
+    found = " and ".join(f"{who(peer)} {words}" for peer, words in verdict.faults.items())
+    return PeerError(f"{name} failed: {found}. {INTACT}", peer=ranks[0], candidates=ranks)
 
 
 def unexpected(peer: int, who: str, sent: str, where: str) -> ProtocolError:

@@ -1,14 +1,13 @@
 """torch.distributed: gloo on CPU. NCCL takes the same path with device buffers; it has never been run by us.
 
 Point-to-point messages on a process group of our own, so that DDP's collectives on the main thread cannot cross ours.
-Every wait has a deadline, and its error names the peer.
+Every wait has a deadline, also those for the store through which ranks meet, and its error names the peer: gloo knows
+at most whom it has waited for, so ranks ask each other who is to blame (`watch.py`).
 """
 
 import functools
-import os
-import socket
 import time
-import zlib
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
 from spardl import _torch_private
@@ -24,13 +23,18 @@ from spardl.collectives.program import AllReduce, Operation, Round
 from spardl.errors import ConfigError, PeerError, ProtocolError
 from spardl.metrics import Traffic
 from spardl.transport import failures, texts
+from spardl.transport.address import own_address, routed_address
 from spardl.transport.base import use_the_time
+from spardl.transport.inquiry import Verdict, inquire
+from spardl.transport.meeting import GRACE_S, Meeting
+from spardl.transport.patience import within
 from spardl.transport.ring import count_ring
 from spardl.transport.sparse_sum import count_sparse, sum_sparse
+from spardl.transport.watch import Watch
 
 THREADS = 2  # of a group, as torch has it
 
-ANSWER_S = 2.0  # that a live rank may take to say so, after a collective has failed
+MEETING = "the meeting of the ranks"
 
 Group = dist.ProcessGroup | DeviceMesh | None
 
@@ -48,44 +52,90 @@ class TorchTransport:
         self.device = torch.device(device)
         self.traffic = Traffic()
         self._timeout = timedelta(seconds=timeout)
-        backend = "gloo" if self.device.type == "cpu" else dist.get_backend()
         if dist.get_rank() not in ranks:
             raise ConfigError(f"rank {dist.get_rank()} is not in the group {ranks} that it should synchronise with.")
-        if backend == "gloo":
-            self._group: Any = _gloo_group(ranks, self._timeout)
-        else:
-            # Only members meet here, as for gloo: other ranks may be making groups of their own.
-            self._group = dist.new_group(ranks, self._timeout, backend, use_local_synchronization=True)
-        # Unused until a collective fails, which leaves its own group useless; then it finds out who is gone.
-        self._watch = _gloo_group(ranks, self._timeout)
         self.rank = ranks.index(dist.get_rank())
         self.workers = len(ranks)
         self.addresses = [""] * self.workers
-        self._fixed_size = backend == "nccl"
         self._sent = [0] * self.workers
         self._received = [0] * self.workers
-        self.addresses = self.gather_texts(_own_address())
+        self._awaited: list[int] = []  # in this round
+        self._group: Any = None
+        self.watch = Watch(self.rank)
+        self.watch.for_whom(self.pending)
+        backend = "gloo" if self.device.type == "cpu" else dist.get_backend()
+        self._fixed_size = backend == "nccl"
+        try:
+            self._meet(ranks, backend)
+        except BaseException:
+            self.watch.close()
+            raise
+
+    def _meet(self, ranks: list[int], backend: str) -> None:
+        """Find all ranks, then make the group."""
+        meeting = Meeting(ranks, self.rank, self._timeout.total_seconds())
+        if meeting.place is not None and self.workers > 1:
+            self.watch.open(own_address(routed_address()), meeting.gather)
+        self._begins(MEETING)
+        self._group = self._make_group(ranks, backend, meeting)
+        self.watch.operation = None
+        if meeting.place is None and self.workers > 1:
+            self.watch.open(own_address(routed_address()), self.gather_texts)
+        self.addresses = self.gather_texts(routed_address())
+
+    def _make_group(self, ranks: list[int], backend: str, meeting: Meeting) -> Any:
+        def make() -> Any:
+            ours = backend == "gloo" and meeting.place is not None
+            made = _gloo_group(meeting.place, ranks, self._timeout) if ours else None
+            # Only members meet here: other ranks may be making groups of their own.
+            return made or dist.new_group(ranks, self._timeout, backend, use_local_synchronization=True)
+
+        seconds = self._timeout.total_seconds()
+        try:
+            return within(seconds + GRACE_S, make, lambda: TimeoutError(f"{MEETING} took longer than {seconds:g} s"))
+        except (RuntimeError, TimeoutError) as error:
+            verdict = self._inquire(self._others())
+            if meeting.place is not None and not verdict.faults:
+                raise meeting.silent() from error
+            did = f"did not come within {seconds:g} s"
+            raise self._told(failures.judged(verdict, self.rank, self._who, did, MEETING)) from error
 
     def perform(self, operation: Operation) -> Any:
         self._check_open()
         started = time.perf_counter()
+        self._begins(operation)
         if isinstance(operation, AllReduce):
-            self._all_reduce(operation, started)
-            return None
-        return self._round(operation, started)
+            arrived = self._all_reduce(operation, started)
+        else:
+            arrived = self._round(operation, started)
+        self.watch.operation = None
+        return arrived
+
+    def pending(self, operation: object) -> Collection[int]:
+        """Whom an operation that is under way waits for: a round for some, a collective for all."""
+        return self._awaited if isinstance(operation, Round) else self._others()
+
+    def _begins(self, operation: object) -> None:
+        self.watch.operation, self.watch.since = operation, time.monotonic()
+
+    def _others(self) -> list[int]:
+        return [peer for peer in range(self.workers) if peer != self.rank]
 
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text, in rank order."""
         self._check_open()
-        return texts.gather_texts(text, lambda mine: self._gather(mine, "gather_texts"))
+        self._begins("gather_texts")
+        gathered = texts.gather_texts(text, lambda mine: self._gather(mine, "gather_texts"))
+        self.watch.operation = None
+        return gathered
 
     def close(self) -> None:
         """Leave our groups. The one that this transport was made from stays."""
-        for group in (self._group, self._watch):
-            # Those that torch made for us it also keeps; with the default group all of them have ended.
-            if isinstance(group, dist.ProcessGroup) and dist.is_initialized():
-                dist.destroy_process_group(group)
-        self._group = self._watch = None
+        # One that torch made for us it also keeps; with the default group all of them have ended.
+        if isinstance(self._group, dist.ProcessGroup) and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+        self.watch.close()
 
     def _check_open(self) -> None:
         if self._group is None:
@@ -107,6 +157,7 @@ class TorchTransport:
             payload = padded(frame, capacity) if self._fixed_size else frame
             leaving.append((peer, payload, self._group.send([payload], peer, self._sent[peer])))
             self._sent[peer] += 1
+        self._awaited = [peer for peer, _, _ in (*arriving, *leaving)]
         started += use_the_time(operation)
         for peer, _, work in arriving:
             self._wait(work, peer, operation.name, "sent")
@@ -121,9 +172,9 @@ class TorchTransport:
         )
         return [buffer for _, buffer, _ in arriving]
 
-    def _all_reduce(self, operation: AllReduce, started: float) -> None:
+    def _all_reduce(self, operation: AllReduce, started: float) -> Any:
         if self.workers == 1:
-            return
+            return None
         tensor, name = operation.tensor, operation.name
         if tensor.layout is not torch.strided:
 
@@ -132,9 +183,10 @@ class TorchTransport:
 
             sizes = sum_sparse(tensor, lambda mine: self._gather(mine, name), refuse)
             count_sparse(self.traffic, sizes, self.rank, time.perf_counter() - started)
-            return
+            return None
         self._wait_for_all(self._group.allreduce([tensor], dist.AllreduceOptions()), name)
         count_ring(self.traffic, tensor.numel() * tensor.element_size(), self.workers, time.perf_counter() - started)
+        return None
 
     def _gather(self, mine: Tensor, name: str) -> list[Tensor]:
         """Every rank's bytes, in rank order: first how many, then the bytes themselves, filled up to the most."""
@@ -151,42 +203,34 @@ class TorchTransport:
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
-            who, where = self._who(peer), failures.place(self.traffic, name)
-            if "timed out" in str(error).lower():
-                raise failures.silent(peer, who, verb, self._timeout.total_seconds(), where) from error
-            raise failures.broken(peer, who, where, failures.first_line(error)) from error
+            late, why = "timed out" in str(error).lower(), failures.first_line(error)
+            did = f"{verb} nothing for {self._timeout.total_seconds():g} s" if late else f"broke off ({why})"
+            verdict = self._inquire(self._awaited)
+            if not late and not verdict.faults:
+                raise self._told(
+                    failures.broken(peer, self._who(peer), failures.place(self.traffic, name), why)
+                ) from error
+            where = failures.place(self.traffic, name)
+            raise self._told(failures.judged(verdict, self.rank, self._who, did, where)) from error
+        self._awaited.remove(peer)
 
     def _wait_for_all(self, work: dist.Work, name: str) -> None:
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
-            gone, silent = self._missing()
-            peer = next(iter(gone + silent), None)
-            why = failures.first_line(error)  # if all of them answer after all
-            if peer is not None:
-                why = f"{self._who(peer)} {'is gone' if gone else 'does not answer'}"
-            raise failures.collective(name, self.workers, why, peer) from error
+            verdict, what = self._inquire(self._others()), f"{name} over {self.workers} ranks"
+            said = failures.collective(verdict, self.rank, self._who, what, failures.first_line(error))
+            raise self._told(said) from error
 
-    def _missing(self) -> tuple[list[int], list[int]]:
-        """Peers whose connection is closed, and peers that stay silent when every rank sends every other a byte."""
-        gone: list[int] = []
-        silent: list[int] = []
-        answers = []
-        word = torch.zeros(1, dtype=torch.uint8)
-        for peer in set(range(self.workers)) - {self.rank}:
-            heard = torch.zeros_like(word)
-            try:
-                said = self._watch.send([word], peer, 0)
-                answers.append((peer, self._watch.recv([heard], peer, 0), heard, said))
-            except RuntimeError:
-                gone.append(peer)
-        patience = min(self._timeout, timedelta(seconds=ANSWER_S))
-        for peer, answer, _, _ in answers:
-            try:
-                answer.wait(patience)
-            except RuntimeError as error:
-                (silent if "timed out" in str(error).lower() else gone).append(peer)
-        return gone, silent
+    def _inquire(self, suspects: Collection[int]) -> Verdict:
+        since, timeout = self.watch.since, self._timeout.total_seconds()
+        return inquire(self.watch, suspects, self.workers, since=since, timeout=timeout)
+
+    def _told(self, error: PeerError) -> PeerError:
+        """The same, when all others that can hear it were told who is to blame."""
+        if error.peer is not None:
+            self.watch.tell(error.peer, [peer for peer in self._others() if peer not in error.candidates])
+        return error
 
     def _who(self, peer: int) -> str:
         return failures.named(peer, self.addresses[peer])
@@ -197,52 +241,15 @@ def padded(frame: Tensor, capacity: int) -> Tensor:
     return torch.nn.functional.pad(frame, (0, capacity - frame.numel()))
 
 
-def _gloo_group(ranks: list[int], timeout: timedelta) -> Any:
-    """A group of our own, on the threads of the default one.
+def _gloo_group(store: Store, ranks: list[int], timeout: timedelta) -> Any:
+    """A group of our own, on the threads of the default one; None where torch has no way to make it.
 
     `dist.new_group` would make a device for it, whose thread wakes up a hundred times per second for as long as it
-    lives: of 8 ranks on 2 cores, one idle group makes a step almost 2 % longer. It serves where torch has no other way.
+    lives: of 8 ranks on 2 cores, one idle group makes a step almost 2 % longer.
     """
     rank = ranks.index(dist.get_rank())
-    store = _store_for(ranks, rank)
-    if store is not None:
-        store.set(f"here/{rank}", "")
-        devices = _torch_private.gloo_devices() or [_own_device()]
-        try:
-            made = _torch_private.gloo_group(store, rank, len(ranks), devices=devices, threads=THREADS, timeout=timeout)
-        except RuntimeError as error:
-            absence = _absence(store, len(ranks), timeout)
-            if absence is None:
-                raise
-            raise absence from error
-        if made is not None:
-            return made
-    return dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
-
-
-def _store_for(ranks: list[int], rank: int) -> Store | None:
-    """A part of the default group's store that only the next group of these ranks uses; None where torch hides it.
-
-    The store itself counts the groups that each rank has made so far, as all of them do: a count of ours would outlive
-    the process group and differ from that of a rank that was restarted.
-    """
-    store = _torch_private.default_store()
-    if store is None:
-        return None
-    own = PrefixStore(f"spardl/{zlib.crc32(repr(ranks).encode())}", store)
-    return PrefixStore(str(own.add(f"made/{rank}", 1)), own)
-
-
-def _absence(store: Store, workers: int, timeout: timedelta) -> PeerError | None:
-    """The error for a rank that did not come to a new group; None if all of them did."""
-    missing = [peer for peer in range(workers) if not store.check([f"here/{peer}"])]
-    if not missing:
-        return None
-    return PeerError(
-        f"rank {missing[0]} of {workers} did not come within {timeout.total_seconds():g} s; all ranks of a group"
-        " must attach, or call all_reduce, in the same order.",
-        peer=missing[0],
-    )
+    devices = _torch_private.gloo_devices() or [_own_device()]
+    return _torch_private.gloo_group(store, rank, len(ranks), devices=devices, threads=THREADS, timeout=timeout)
 
 
 @functools.cache
@@ -256,13 +263,3 @@ def member_ranks(group: Group) -> list[int]:
     if isinstance(group, DeviceMesh):
         return [int(rank) for rank in np.asarray(group.mesh.cpu()).flatten()]
     return dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-
-
-def _own_address() -> str:
-    """The address that peers see, found by asking for a route to the master; no packet is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return socket.gethostname()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spardl.memory.memory import Memory
     from spardl.sparse import Ints, SparseBlocks
 
+LARGEST_BITS = 0x7F7FFFFF  # of a finite float32
 BURST = 4  # times its fair share: what a worker selects at the most, however wrong the threshold is
 
 
@@ -88,7 +89,7 @@ class SharedThreshold:
         if controller is not None:
             controller.load_state_dict(saved.part("controller"))
         seen = saved.part("seen")
-        rows = {name: seen.numbers(name, count=2 + BINS).astype(np.int64) for name in seen.names()}
+        rows = {name: seen.counts(name, count=2 + BINS) for name in seen.names()}
         self.controller = controller
         self._seen = {name: (int(row[0]), int(row[1]), row[2:]) for name, row in rows.items()}
 
@@ -145,7 +146,8 @@ class ExDyna:
         if shared.controller is None:
             bits = int(np.float32(memory.survey.magnitude_of(target)).view(np.uint32))
             rows = yield from all_gather_numbers(team, [bits], "first threshold")
-            agreed = float(np.uint32(int(np.median(rows))).view(np.float32))
+            bits = int(np.median(np.clip(rows, 0, LARGEST_BITS)))  # whatever a peer has sent
+            agreed = float(np.uint32(bits).view(np.float32))
             if agreed == 0.0:  # nothing to judge by yet
                 return agreed
             shared.start(agreed)

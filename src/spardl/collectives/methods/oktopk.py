@@ -20,7 +20,7 @@ from spardl.collectives.numbers import all_gather_numbers
 from spardl.collectives.owners import send_to_owners
 from spardl.collectives.price import Price
 from spardl.collectives.program import Program
-from spardl.collectives.snapshot import Snapshot
+from spardl.collectives.snapshot import FLOAT32, Snapshot
 from spardl.memory.layout import BlockLayout, entries
 from spardl.sparse import split
 
@@ -142,5 +142,5 @@ class OkTopk:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved = Snapshot("Ok-Topk", state)
         bounds = saved.boundaries("bounds", count=self.team.size, last=self.layout.length)
-        local, overall = saved.number("local", least=0.0), saved.number("overall", least=0.0)
+        local, overall = (saved.number(name, least=0.0, most=FLOAT32) for name in ("local", "overall"))
         self.step, self.local, self.overall, self.bounds = saved.count("step"), local, overall, bounds

@@ -39,7 +39,11 @@ class Trouble(Exception):
 
 
 class Silent(Trouble):
-    """The peer moves nothing."""
+    """The peer moves nothing. `peers` are all that are waited for."""
+
+    def __init__(self, words: str, peer: int, peers: tuple[int, ...]) -> None:
+        super().__init__(words, peer)
+        self.peers = peers
 
 
 class Wrong(Trouble):
@@ -47,11 +51,15 @@ class Wrong(Trouble):
 
 
 class Gone(Trouble):
-    """The line is closed. `blamed` is whom the peer left because of: itself, if it did not say."""
+    """The line is closed. `blamed` is whom the peer left because of: itself, if it did not say.
 
-    def __init__(self, words: str, peer: int, blamed: int | None = None) -> None:
+    `broken`: nobody closed it, but the network lets nothing through any more.
+    """
+
+    def __init__(self, words: str, peer: int, blamed: int | None = None, *, broken: bool = False) -> None:
         super().__init__(words, peer)
         self.blamed = peer if blamed is None else blamed
+        self.broken = broken
 
 
 class Link:
@@ -65,8 +73,10 @@ class Link:
             limit = struct.pack("@ll", *divmod(math.ceil(timeout * 1e6), 1_000_000))
             line.setblocking(True)
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        _notice_dead_lines(line, timeout)
         self.peer = peer
         self.fd = line.fileno()
+        self.moved = 0  # bytes, both ways
         self.place = place_text(line.getpeername())
         self.unsent: list[memoryview] = []
         self.expecting = False
@@ -107,7 +117,9 @@ class Link:
     def push(self) -> None:
         """Send what the line takes now."""
         try:
-            self.unsent = _after(self._line.sendmsg(self.unsent, (), _AT_ONCE), self.unsent)
+            sent = self._line.sendmsg(self.unsent, (), _AT_ONCE)
+            self.unsent = _after(sent, self.unsent)
+            self.moved += sent
         except BlockingIOError:
             return
         except OSError as error:
@@ -138,6 +150,7 @@ class Link:
                 if not got:
                     raise self._gone()
                 self.started = True
+                self.moved += got
                 self._into = self._into[got:]
                 if self._into:
                     return
@@ -172,15 +185,21 @@ class Link:
 
     # --- what the compiled exchange has left ----------------------------------------------------------------------
 
-    def go_on_with(self, end: int, frame: Bytes, source: "Link", buffer: Bytes, mark: int) -> None:
-        """Prepare this link, on which `frame` leaves, and `source` for the rest of an exchange that ended like this."""
+    def go_on_with(self, end: int, frame: Bytes, source: "Link", buffer: Bytes, mark: int) -> int:
+        """Prepare this link, on which `frame` leaves, and `source` for the rest of an exchange that ended like this.
+
+        Returns how many bytes it has moved.
+        """
+        sent = _HEADER.size + frame.size
         if end == record.UNSENT:
-            self.go_on_sending(frame, max(0, int(self.words[record.SENT])))
+            sent = max(0, int(self.words[record.SENT]))
+            self.go_on_sending(frame, sent)
         heard = 0 if end == record.UNSENT else max(0, int(source.words[record.HEARD]))
         if end == record.UNFINISHED:
             source.fill(buffer[: int(source.words[record.IN])], heard)
         else:
             source.expect(buffer.size, mark, heard)
+        return sent + heard
 
     # --- leaving --------------------------------------------------------------------------------------------------
 
@@ -217,9 +236,23 @@ class Link:
 
     def _gone(self, error: OSError | None = None) -> Gone:
         if error is not None and not isinstance(error, ConnectionError):
-            return Gone(f"cannot be reached any more ({error.strerror or error})", self.peer)
+            return Gone(f"cannot be reached any more ({error.strerror or error})", self.peer, broken=True)
         midst = " in the midst of a message" if self.started else ""
         return Gone(f"closed the connection{midst}", self.peer)
+
+
+def _notice_dead_lines(line: socket.socket, timeout: float) -> None:
+    """Let the system end a line on which nothing comes back for long, also while nobody uses it.
+
+    Bytes that the peer has no room for count as unanswered too: hence three times the timeout, which rounds keep.
+    """
+    options = {"TCP_KEEPIDLE": max(1, int(timeout / 2)), "TCP_KEEPINTVL": max(1, int(timeout / 6)), "TCP_KEEPCNT": 3}
+    options["TCP_USER_TIMEOUT"] = min(math.ceil(3000 * timeout), (1 << 31) - 1)
+    for name, value in options.items():
+        if hasattr(socket, name):  # Linux has all of them
+            limit = 32_767 if name.startswith("TCP_KEEP") else value
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, limit))
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _after(sent: int, parts: list[memoryview]) -> list[memoryview]:

@@ -7,7 +7,6 @@ strangers out of the run; it hides nothing from those who can read the network, 
 """
 
 import errno
-import fcntl
 import hashlib
 import hmac
 import os
@@ -31,7 +30,6 @@ _MAGIC = b"SPDL"
 _HELLO = struct.Struct("<4sII32s")  # magic, version, the caller's rank, its random number
 _NONCE = 32
 _PROOF = 32
-_SIOCGIFADDR = 0x8915
 
 # One side of a greeting: it yields what to say and how many bytes to hear, is sent what was heard, and returns the
 # rank at the other end.
@@ -64,19 +62,6 @@ def connect_all(rank: int, address: str, gather: Gather, *, timeout: float) -> d
             line.close()
         raise
     return meeting.connected
-
-
-def own_address(known: str) -> str:
-    """Where to listen: at the interface that gloo was told to use, else at the address known to the process group."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
-    if not interface:
-        return known
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        return socket.inet_ntoa(answer[20:24])
-    except OSError:
-        return known  # it has no IPv4 address
 
 
 @dataclass(slots=True)

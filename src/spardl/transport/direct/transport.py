@@ -11,7 +11,8 @@ import os
 import struct
 import sys
 import weakref
-from time import perf_counter
+from collections.abc import Collection
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,12 @@ from spardl.errors import ConfigError, PeerError, SparDLError, StateError
 from spardl.machine import cores_per_rank
 from spardl.sparse import Array
 from spardl.transport import failures
+from spardl.transport.address import own_address
 from spardl.transport.base import use_the_time
-from spardl.transport.direct.link import Bytes, Gone, Link, Trouble, Wrong, mark_of
-from spardl.transport.direct.mesh import connect_all, own_address
-from spardl.transport.direct.pump import finish
+from spardl.transport.direct.link import Bytes, Gone, Link, Silent, Trouble, Wrong, mark_of
+from spardl.transport.direct.mesh import connect_all
+from spardl.transport.direct.pump import Pace, finish
+from spardl.transport.inquiry import Verdict, inquire
 from spardl.transport.torchdist import Group, TorchTransport
 
 POLLS_BEFORE_SLEEP = 100  # some tens of microseconds
@@ -65,6 +68,7 @@ class DirectTransport:
         self.rank, self.workers = self._inner.rank, self._inner.workers
         self.device, self.addresses = self._inner.device, self._inner.addresses
         self.traffic = self._inner.traffic  # one account for both
+        self.watch = self._inner.watch
         self._timeout = timeout
         self._links: dict[int, Link] = {}
         self._ended: SparDLError | None = None
@@ -74,6 +78,7 @@ class DirectTransport:
             self._swap_now = kernels.load("spardl.transport.direct.exchange").exchange
         lines = connect_all(self.rank, own_address(self.addresses[self.rank]), self.gather_texts, timeout=timeout)
         self._links = {peer: Link(peer, line, timeout, blocks=self._can_swap) for peer, line in lines.items()}
+        self.watch.for_whom(self.pending)
         _open.add(self)
         _watch_forks()
 
@@ -82,10 +87,15 @@ class DirectTransport:
             return self._inner.perform(operation)
         if self._ended is not None:
             raise self._ended
+        watch = self.watch
+        watch.since, watch.operation = monotonic(), operation
         try:
             if self._can_swap and len(operation.send) == 1 == len(operation.receive) and operation.meanwhile is None:
-                return self._swap(operation)
-            return self._exchange(operation)
+                arrived = self._swap(operation)
+            else:
+                arrived = self._exchange(operation)
+            watch.operation = None
+            return arrived
         except Trouble as trouble:
             error = self._named(trouble, operation.name)
             self._give_up(error)
@@ -93,6 +103,13 @@ class DirectTransport:
         except BaseException as error:
             self._give_up(error)
             raise
+
+    def pending(self, operation: object) -> Collection[int]:
+        """Whom an operation that is under way still waits for."""
+        if not isinstance(operation, Round):
+            return self._inner.pending(operation)
+        waited = [link.peer for link in list(self._links.values()) if link.wants]
+        return waited or [peer for peer, _ in operation.receive]  # the compiled exchange does not tell
 
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text, in rank order."""
@@ -124,8 +141,8 @@ class DirectTransport:
         if received >= 0:
             arrived = buffer[:received]
         else:
-            there.go_on_with(received, payload, here, buffer, mark)
-            waited += finish([there, here], perf_counter() if here.started else started, self._timeout)
+            moved = there.go_on_with(received, payload, here, buffer, mark)
+            waited += finish([there, here], self._pace(moved))
             arrived = here.take()
         seconds = perf_counter() - started
         self.traffic.count(
@@ -146,10 +163,11 @@ class DirectTransport:
         targets = [self._links[peer] for peer, _, _ in operation.send]
         for link, (_, frame, _) in zip(targets, operation.send, strict=True):
             link.post(_bytes(frame), mark)
-        started += use_the_time(operation)
+        busy = use_the_time(operation)
+        started, self.watch.since = started + busy, self.watch.since + busy
         for link, (_, capacity) in zip(sources, operation.receive, strict=True):
             link.expect(capacity, mark)
-        waited = finish([*sources, *targets], started, self._timeout)
+        waited = finish([*sources, *targets], self._pace(0))
         frames = [link.take() for link in sources]
         seconds = perf_counter() - started
         self.traffic.count(
@@ -162,36 +180,56 @@ class DirectTransport:
         )
         return frames
 
+    def _pace(self, moved: int) -> Pace:
+        pace = Pace(self.watch.since, self._timeout, self.watch.away)
+        pace.moved(moved, monotonic())
+        return pace
+
     # --- when it goes wrong ---------------------------------------------------------------------------------------
 
     def _named(self, trouble: Trouble, name: str) -> SparDLError:
-        """The error for what a peer did, with its place; whoever made it leave is blamed instead."""
+        """The error for what a peer did, with its place; whoever made it leave or wait is blamed instead."""
         peer, where = trouble.peer, failures.place(self.traffic, name)
         if isinstance(trouble, Wrong):
             return failures.unexpected(peer, self._who(peer), str(trouble), where)
-        blamed = self._culprit(trouble) if isinstance(trouble, Gone) else peer
-        if blamed != peer:
-            return failures.dragged(blamed, self._who(blamed), peer, where)
-        return failures.missing(peer, self._who(peer), str(trouble), where)
+        if isinstance(trouble, Gone) and not trouble.broken:
+            blamed = self._culprit(trouble)
+            if blamed == self.rank:
+                verdict = Verdict({self.rank: f"was given up on by rank {peer}{self._absence()}"}, peer)
+                return failures.judged(verdict, self.rank, self._who, "", where)
+            if blamed != peer:
+                return failures.dragged(blamed, self._who(blamed), peer, where)
+            return failures.missing(peer, self._who(peer), str(trouble), where)
+        suspects = trouble.peers if isinstance(trouble, Silent) else (peer,)
+        verdict = inquire(self.watch, suspects, self.workers, since=self.watch.since, timeout=self._timeout)
+        return failures.judged(verdict, self.rank, self._who, str(trouble), where)
+
+    def _absence(self) -> str:
+        away = self.watch.away(self.watch.since)
+        return f", and did not run for {away:.0f} s: stopped, or asleep" if away else ""
 
     def _culprit(self, trouble: Gone) -> int:
         """Whose end this is. A rank that gives up says because of whom, except to a peer that it owes half a message;
-        then whoever else is gone may be the reason."""
+        then it has told our watch, and whoever else is gone may be the reason."""
         said = trouble.blamed if trouble.blamed != trouble.peer else self._links[trouble.peer].epitaph()
-        if said in (None, trouble.peer) and self._links[trouble.peer].started:
+        if said in (None, trouble.peer):
+            said = self.watch.told().get(trouble.peer)
+        if said is None and self._links[trouble.peer].started:
             said = next(
                 (end for link in self._links.values() if (end := link.epitaph()) not in (None, trouble.peer)), None
             )
-        return said if said in self._links else trouble.peer
+        return said if said in (*self._links, self.rank) else trouble.peer
 
     def _who(self, peer: int) -> str:
         return f"rank {peer} at {self._links[peer].place}"
 
     def _give_up(self, error: BaseException) -> None:
         """Leave all peers, and tell them because of whom."""
-        blamed = getattr(error, "peer", None)
+        peer = getattr(error, "peer", None)
+        blamed, known = self.rank if peer is None else peer, getattr(error, "candidates", (peer,))
+        self.watch.tell(blamed, [peer for peer in self._links if peer not in known])
         for link in self._links.values():
-            link.leave(self.rank if blamed is None else blamed)
+            link.leave(blamed)
         if not isinstance(error, SparDLError):
             error = PeerError(f"rank {self.rank} broke off in the midst of a round: {error!r}.", peer=self.rank)
         self._end(error)

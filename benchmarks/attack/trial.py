@@ -1,0 +1,199 @@
+"""One trial carried out: ranks are started, the fault strikes, and everybody's end is looked at."""
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.attack.lab import Lab
+from benchmarks.attack.plan import EVERY, STEPS, Trial
+from benchmarks.attack.rank import be_rank
+
+LONGEST = 12  # times its timeout: what a run may take in all; beyond, it hangs
+ATTEMPTS = 3  # at an undisturbed run, on a machine that may be too busy for its timeout
+IN_TIME_S = 2.0  # after the timeout, within which a survivor's error must come
+
+# What can be found about a trial, by rank or as a whole.
+FINE = ("right name", "among candidates", "right weights", "resumed exactly", "residuals intact", "in time",
+        "its own error", "killed")  # fmt: skip
+FOUL = ("hang", "wrong name", "no name", "raw error", "wrong weights", "not resumed", "residuals changed", "too late",
+        "did not notice")  # fmt: skip
+
+
+@dataclass
+class Finding:
+    """What has come of a trial: how often each of `FINE` and `FOUL`, and sentences about what was foul."""
+
+    trial: Trial
+    counts: "Counter[str]" = field(default_factory=Counter)
+    remarks: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def note(self, what: str, remark: str = "") -> None:
+        self.counts[what] += 1
+        if what in FOUL:
+            self.remarks.append(f"{what}: {remark}")
+
+    @property
+    def is_fine(self) -> bool:
+        return not any(self.counts[what] for what in FOUL)
+
+
+class Attacker:
+    """Carries out trials, one after the other, and knows what undisturbed runs come to."""
+
+    def __init__(self, lab: Lab, *, timed: bool = True) -> None:
+        self._lab = lab
+        self._timed = timed
+        self._expected: dict[tuple[str, int], str] = {}
+
+    def attack(self, trial: Trial) -> Finding:
+        """Do it, look at what is left, and go on from the last checkpoint."""
+        finding, started = Finding(trial), time.monotonic()
+        expected = self._reference(trial)
+        folder = Path(tempfile.mkdtemp(prefix="attack-"))
+        try:
+            ends = self._run(trial, folder, disturbed=True)
+            self._judge(finding, ends, expected)
+            if not trial.fault.harmless:
+                self._resume(finding, folder, expected)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        finding.seconds = time.monotonic() - started
+        return finding
+
+    def _reference(self, trial: Trial) -> str:
+        key = (trial.run, trial.workers)
+        if key not in self._expected:
+            sums: set[str | None] = {None}
+            for _ in range(ATTEMPTS):
+                with tempfile.TemporaryDirectory(prefix="attack-") as folder:
+                    ends = self._run(trial, Path(folder))
+                sums = {end.get("sha") for end in ends}
+                if None not in sums:
+                    break
+            assert len(sums) == 1 and None not in sums, f"an undisturbed run has failed: {ends}"
+            self._expected[key] = str(sums.pop())
+        return self._expected[key]
+
+    # --- running --------------------------------------------------------------------------------------------------
+
+    def _run(self, trial: Trial, folder: Path, *, resume: int = 0, disturbed: bool = False) -> list[dict[str, Any]]:
+        """Start all ranks and see to their end; the last word of each."""
+        for old in folder.glob("rank-*.jsonl"):
+            old.unlink()
+        place, deadline = self._lab.place(), time.monotonic() + LONGEST * trial.timeout
+        how = {"resume": resume, "disturbed": disturbed}
+        ranks = {self._start(rank, trial, place, folder, how): rank for rank in range(trial.workers)}
+        alive, due = dict(ranks), dict[int, float]()
+        try:
+            while alive and time.monotonic() < deadline:
+                for pid in list(alive):
+                    if os.waitpid(pid, os.WNOHANG)[0]:
+                        del alive[pid]
+                if disturbed:
+                    self._strike(trial, folder, {rank: pid for pid, rank in ranks.items()}, alive, due)
+                time.sleep(0.01)
+        finally:
+            for pid in alive:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            for rank in due:
+                self._lab.mend(rank)
+        hanging = set(alive.values())
+        return [{"what": "hang"} if rank in hanging else _last_word(folder, rank) for rank in range(trial.workers)]
+
+    def _start(self, rank: int, trial: Trial, place: dict[str, Any], folder: Path, how: dict[str, Any]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            self._lab.enter(rank)
+            with (folder / f"rank-{rank}.err").open("a") as errors:
+                os.dup2(errors.fileno(), 2)
+            be_rank(rank, trial, place, folder, **how)
+        finally:
+            os._exit(70)
+
+    def _strike(
+        self, trial: Trial, folder: Path, pids: dict[int, int], alive: dict[int, int], due: dict[int, float]
+    ) -> None:
+        """What the attacker does from outside: let a rank go on that has stopped, cut and mend lines."""
+        kind, now = trial.fault, time.monotonic()
+        if kind.what not in ("stop", "link"):
+            return
+        for rank in trial.victims:
+            if rank not in due and any(word["what"] == "struck" for word in _diary(folder, rank)):
+                due[rank] = now + kind.lasts * trial.timeout
+                if kind.what == "link":
+                    self._lab.cut(rank, kind.rate)
+            elif rank in due and now > due[rank] > 0:
+                due[rank] = -1.0
+                if kind.what == "link":
+                    self._lab.mend(rank)
+                elif pids[rank] in alive:
+                    os.kill(pids[rank], signal.SIGCONT)
+
+    # --- judging --------------------------------------------------------------------------------------------------
+
+    def _judge(self, finding: Finding, ends: list[dict[str, Any]], expected: str) -> None:
+        trial = finding.trial
+        for rank, end in enumerate(ends):
+            struck = rank in trial.victims
+            if end["what"] == "hang":
+                finding.note("hang", f"rank {rank} was still there after {LONGEST * trial.timeout:g} s")
+            elif trial.fault.harmless:
+                same = end.get("sha") == expected or (trial.run == "merged" and end["what"] == "finished")
+                finding.note("right weights" if same else "wrong weights", f"rank {rank}: {end}")
+            elif struck and trial.fault.what in ("kill", "raise", "memory"):
+                finding.note("killed" if trial.fault.what == "kill" else "its own error")
+            elif end["what"] != "error":
+                finding.note("did not notice", f"rank {rank}: {end}")
+            else:
+                self._judge_error(finding, rank, end)
+
+    def _judge_error(self, finding: Finding, rank: int, end: dict[str, Any]) -> None:
+        said, victims = f"rank {rank}: {end['text']}", set(finding.trial.victims)
+        if not end["ours"]:
+            finding.note("raw error", f"{end['type']}, {said}")
+        elif end["peer"] in victims:
+            finding.note("right name")
+        elif victims <= set(end["candidates"]):  # it cannot be known from there, and the text says so
+            finding.note("among candidates")
+        else:
+            finding.note("no name" if end["peer"] is None else "wrong name", said)
+        finding.note("residuals intact" if end["intact"] else "residuals changed", said)
+        if rank not in victims and self._timed:
+            late = end["waited"] > finding.trial.timeout + IN_TIME_S
+            finding.note("too late" if late else "in time", f"{end['waited']:.1f} s, {said}")
+
+    def _resume(self, finding: Finding, folder: Path, expected: str) -> None:
+        """All ranks go on from the last checkpoint that is whole, and end with the weights of an undisturbed run."""
+        trial = finding.trial
+        steps = [step for step in range(EVERY, STEPS + 1, EVERY) if _is_whole(folder, step, trial.workers)]
+        ends = self._run(trial, folder, resume=max(steps, default=0))
+        for rank, end in enumerate(ends):
+            # How layers are merged depends on times, so a run that plans anew may add in another order.
+            same = end.get("sha") == expected or (trial.run == "merged" and "sha" in end)
+            finding.note("resumed exactly" if same else "not resumed", f"rank {rank}: {end}")
+
+
+def _is_whole(folder: Path, step: int, workers: int) -> bool:
+    return all((folder / f"step-{step}-rank-{rank}.pt").exists() for rank in range(workers))
+
+
+def _diary(folder: Path, rank: int) -> list[dict[str, Any]]:
+    path = folder / f"rank-{rank}.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def _last_word(folder: Path, rank: int) -> dict[str, Any]:
+    words = _diary(folder, rank)
+    return words[-1] if words else {"what": "nothing"}
