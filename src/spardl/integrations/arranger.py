@@ -66,9 +66,9 @@ class Arranger:
     def _merge(
         self, session: Session, sizes: Mapping[str, int], clock: BackwardClock, momentum: bool
     ) -> list[GroupPlan]:
-        self._clock = None
         config, transport = session.config, session.transport
         self.merging = agree(config, clock.reading(), sizes, transport, momentum=momentum)
+        self._clock = None
         groups = [[Member(name, sizes[name]) for name in names] for names in self.merging.after.groups]
         densities = self.merging.densities or [None] * len(groups)
         return [

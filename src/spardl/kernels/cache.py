@@ -35,7 +35,7 @@ KEPT_FOR_A_WHILE = (
 )
 IN_MEMORY = f"{COMPILING} no folder for them can be written, so they are compiled anew in every process: {REMEDY}"
 NOT_WAITED_FOR = "spardl: another process has been compiling its loops for %g s; going on without it."
-LONGEST_WAIT_S = 120.0  # for another process that compiles
+LONGEST_WAIT_S = 300.0  # for another process that compiles
 NAP_S = 0.05
 MANY = 12  # loops; fewer are compiled in a second or two, without a word
 NO_PLACE = "no locator available"  # numba's words

@@ -125,10 +125,13 @@ def _call_the_roll(store: Store, place: Place, timeout: float) -> None:
     missing = _count(store, place, timeout) if place.rank == 0 else _hear(store, place, timeout)
     if missing:
         ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(str(rank) for rank in missing)
+        alone = len(missing) == place.workers - 1
+        late = f", unless they have given up on rank {place.rank} already" if alone else ""
         raise AbsentPeer(
             f"{ranks} of {place.workers} never came to {place.address} within {timeout:g} s; "
-            f"start {'it' if len(missing) == 1 else 'them'}, or raise --timeout.",
+            f"start {'it' if len(missing) == 1 else 'them'}, or raise --timeout{late}.",
             peer=missing[0],
+            candidates=(*missing, *([place.rank] if alone else [])),
         )
 
 
