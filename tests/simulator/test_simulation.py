@@ -5,7 +5,7 @@ import pytest
 import spardl
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
-from spardl.simulator.cluster import simulate
+from spardl.simulator.simulation import simulate
 
 
 def test_the_report_counts_what_the_formulas_say():

@@ -35,7 +35,11 @@ def run(options: argparse.Namespace) -> int:
     config.check_for(options.workers)
     latency, bandwidth = seconds(options.latency), bytes_per_second(options.bandwidth)
     with records(options.json) as write:
-        from spardl.simulator.cluster import SimulationReport, simulate
+        import torch
+
+        from spardl.simulator.simulation import SimulationReport, simulate
+
+        torch.set_num_threads(1)  # threads that wait for each other at every small operation cost more than they bring
 
         report: SimulationReport = simulate(
             workers=options.workers,
