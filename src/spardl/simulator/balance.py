@@ -1,9 +1,11 @@
 """The conservation law over a whole simulation: what all ranks put in, what they got out, what they kept."""
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.memory.layout import BlockLayout
+from spardl.simulator.compiled import compiled
 from spardl.sparse import Ints
 
 ROUNDING = 1e-5  # of the magnitude of all that was put in
@@ -16,15 +18,13 @@ class Balance:
         self._workers = workers
         self._missing = np.zeros(elements)
         self._magnitude = np.zeros(elements)
-        self._scratch = np.empty(elements, np.float32)
         self._results: dict[tuple[int, int], tuple[int, Tensor]] = {}  # by step and place: seen how often, and what
         self.identical = True
 
     def put_in(self, first: int, gradient: Tensor) -> None:
         """A rank adds this gradient at these coordinates."""
-        values, here = gradient.numpy(), slice(first, first + gradient.numel())
-        self._missing[here] += values
-        self._magnitude[here] += np.abs(values, out=self._scratch[here])
+        here = slice(first, first + gradient.numel())
+        _add(gradient.numpy(), self._missing[here], self._magnitude[here])
 
     def get_out(self, step: int, first: int, average: Tensor) -> None:
         """A rank has this result. All ranks must have the same; it counts for all of them at once."""
@@ -42,9 +42,7 @@ class Balance:
         """In the end, ranks keep these residuals, in the order of blocks."""
         total, size = np.zeros(layout.length), np.zeros(layout.length)
         for residual in residuals:
-            values = residual.numpy()
-            total += values
-            size += np.abs(values, out=self._scratch[: layout.length])
+            _add(residual.numpy(), total, size)
         order = places(layout)
         here = slice(first, first + layout.length)
         self._missing[here] -= total[order]
@@ -60,6 +58,13 @@ class Balance:
         """What is missing, as a share of the magnitude of all that was put in."""
         put_in = float(self._magnitude.sum())
         return float(np.abs(self._missing).sum()) / put_in if put_in else 0.0
+
+
+@compiled
+def _add(values: NDArray[np.float32], total: NDArray[np.float64], magnitude: NDArray[np.float64]) -> None:
+    for place in range(values.size):
+        total[place] += values[place]
+        magnitude[place] += abs(values[place])
 
 
 def places(layout: BlockLayout) -> Ints:

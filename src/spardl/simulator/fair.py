@@ -4,26 +4,16 @@ Bertsekas and Gallager, "Data Networks", 1987: rates rise together until a link 
 others go on. Compiled, since a simulation of a thousand workers asks for rates tens of thousands of times.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from spardl.simulator.compiled import compiled
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
-Function = TypeVar("Function", bound=Callable[..., object])
 
-
-def _compiled(function: Function) -> Function:
-    """The same function, compiled when it is first called, or read from disk."""
-    made: Any = njit(cache=True, boundscheck=False)(function)
-    return made  # type: ignore[no-any-return]
-
-
-@_compiled
+@compiled
 def share(paths: Ints, hops: Ints, flows: Ints, capacity: Floats, rates: Floats) -> None:
     """Set the rates of `flows`; flow f passes the links paths[f, :hops[f]], of `capacity` bytes per second each.
 
@@ -67,14 +57,14 @@ def share(paths: Ints, hops: Ints, flows: Ints, capacity: Floats, rates: Floats)
         count = still
 
 
-@_compiled
+@compiled
 def advance(flows: Ints, remaining: Floats, rates: Floats, seconds: float) -> None:
     """Let `flows` go on at their rates for some seconds."""
     for f in flows:
         remaining[f] -= rates[f] * seconds
 
 
-@_compiled
+@compiled
 def first_done(flows: Ints, remaining: Floats, rates: Floats) -> float:
     """Seconds until the first of `flows` is through."""
     least = np.inf

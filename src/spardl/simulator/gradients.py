@@ -1,6 +1,7 @@
 """What workers synchronise: gradients that are made up, and gradients that were recorded in a real run."""
 
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,6 +53,41 @@ class HeavyTailed:
     def _normal(self, step: int, rank: int, first: int, out: Tensor) -> None:
         number = ((self._seed * 1_000_003 + step) * MOST_RANKS + rank) * 1_000_033 + first
         torch.randn(out.numel(), generator=torch.Generator().manual_seed(number % (1 << 63)), out=out)
+
+
+class Ahead:
+    """Another source, whose gradient for the next rank is made on a thread while this rank's is worked on."""
+
+    def __init__(self, source: Gradients) -> None:
+        self._source = source
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._next: tuple[tuple[int, int, int, int], Future[Tensor]] | None = None
+        self._memory: list[Tensor] = []
+
+    def fill(self, step: int, rank: int, first: int, out: Tensor) -> None:
+        made = self._made((step, rank, first, out.numel()))
+        if made is None:
+            self._source.fill(step, rank, first, out)
+        else:
+            out.copy_(made)
+            self._memory = [made]
+        spare = self._memory.pop() if self._memory else torch.empty_like(out)
+        self._next = (step, rank + 1, first, out.numel()), self._thread.submit(self._make, step, rank + 1, first, spare)
+
+    def _made(self, key: tuple[int, int, int, int]) -> Tensor | None:
+        if self._next is None:
+            return None
+        expected, future = self._next
+        made = future.result()
+        return made if expected == key else None
+
+    def _make(self, step: int, rank: int, first: int, out: Tensor) -> Tensor:
+        self._source.fill(step, rank, first, out)
+        return out
+
+    def close(self) -> None:
+        """No more is needed."""
+        self._thread.shutdown()
 
 
 class Recorded:

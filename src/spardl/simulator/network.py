@@ -51,6 +51,11 @@ class Network(ABC):
 
     workers: int
 
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return type(self).__name__.lower()
+
     @abstractmethod
     def path(self, source: int, target: int) -> Path:
         """The links from one host to another: at least one, and the same ones each time."""
@@ -120,6 +125,10 @@ class Changed(Network):
                     f"no link is called {change.pattern!r}; this network has {_some_names(network.links())}."
                 )
             self._now = found
+
+    @property
+    def name(self) -> str:
+        return self._network.name
 
     def path(self, source: int, target: int) -> Path:
         return tuple(self._now[id(link)] for link in self._network.path(source, target))

@@ -14,7 +14,7 @@ from spardl.errors import ConfigError
 from spardl.simulator.balance import Balance
 from spardl.simulator.computing import Machine
 from spardl.simulator.driver import Driver, Span
-from spardl.simulator.gradients import Gradients, HeavyTailed
+from spardl.simulator.gradients import Ahead, Gradients, HeavyTailed
 from spardl.simulator.network import Link, Network
 from spardl.simulator.training import Cluster, Training
 from spardl.sync.plan import Member, plan_group
@@ -131,15 +131,19 @@ def simulate(
     machine = machine or Machine()
     _check(workers, elements, steps, config, training, network)
     driver = Driver(network or Network.switch(workers, latency=latency, bandwidth=bandwidth), machine, watched=watched)
+    source = Ahead(gradients or HeavyTailed(seed))
     cluster = Cluster(
         _ranks(workers, elements, config, training.pieces),
         training,
-        gradients or HeavyTailed(seed),
+        source,
         machine.costs,
         Balance(workers, elements),
         None if progress is None else lambda done: progress(done, 2 * workers * steps * training.pieces),
     )
-    driver.run([cluster.program(rank, steps) for rank in range(workers)])
+    try:
+        driver.run([cluster.program(rank, steps) for rank in range(workers)])
+    finally:
+        source.close()
     cluster.settle()
     return _report(driver, cluster, config, steps, elements, latency, bandwidth)
 
@@ -200,7 +204,7 @@ def _report(
         nnz=sum(group.stats.last_entries for group in ranks[0].groups),
         conserved=balance.conserved,
         lost_share=0.0 if balance.conserved else balance.lost_share,
-        topology=type(driver.network).__name__,
+        topology=driver.network.name,
         update="gradients" if training.update is None else "local",
         every=training.every,
         compute_s=compute,

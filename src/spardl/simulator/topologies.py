@@ -80,6 +80,10 @@ class FatTree(Lines):
         if not 0 < self.oversubscription < math.inf:
             raise ConfigError(f"a core cannot be oversubscribed {self.oversubscription} times; give a positive number.")
 
+    @property
+    def name(self) -> str:
+        return "fat-tree"
+
     @cached_property
     def _between(self) -> Mapping[tuple[object, ...], Link]:
         racks = range(-(-self.workers // self.rack))
@@ -114,6 +118,10 @@ class FlattenedButterfly(Lines):
             raise ConfigError(f"a switch of {self.rack} hosts holds nobody; give 1 or more.")
         if not 0 < self.trunk < math.inf:
             raise ConfigError(f"links between switches of {self.trunk} times a line carry nothing; give more than 0.")
+
+    @property
+    def name(self) -> str:
+        return "flattened-butterfly"
 
     @cached_property
     def _side(self) -> int:
