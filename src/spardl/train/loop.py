@@ -37,8 +37,8 @@ def train(
     Gradients are synchronised, or, with a rule of local updates, weights.
 
     Deterministic: the same arguments on the same number of ranks give the same weights, also of a run that was stopped
-    and went on. Raises `Stopped` when the keeper was asked to stop, and has saved. A `recorder` sees each step's batches
-    first, and changes nothing.
+    and went on. Raises `Stopped` when the keeper was asked to stop, and has saved. A `recorder` sees the batches of a
+    step first, and changes nothing.
     """
     observer = observer or Quiet()
     run = Run(recipe, config, data_dir, rule=rule)

@@ -1,0 +1,56 @@
+"""How many teams SparDL should form: the rule, and what it is worth is in docs/questions/teams.md.
+
+A step takes, for P workers in d teams, `rounds` messages one after the other and `entries` on the busiest line:
+
+    d a power of two   2 ceil(log2 P/d) + log2 d rounds        k (2 (P - d) + d log2 d) / P entries
+    any other d        2 ceil(log2 P/d) + ceil(log2 d) rounds  k (2 (P - d) + d (d - 1) / 2) / P entries, about
+
+With each doubling of d a round is saved, and from four teams on more entries are sent. So there is one best d for each
+ratio of what a round costs to what an entry costs.
+"""
+
+import math
+
+# In B-SAG a team offers between k/P and kd/P entries; it settles where the union of all offers fills the budget, which
+# for gradients that overlap little is half of the way.
+OFFERED = 0.5
+
+
+def team_counts(workers: int) -> list[int]:
+    """Every number of equal teams that so many workers can form."""
+    return [count for count in range(1, workers + 1) if workers % count == 0]
+
+
+def rounds(workers: int, teams: int) -> int:
+    """Messages that follow one another in a step."""
+    return 2 * _log2(workers // teams) + _log2(teams)
+
+
+def entries_sent(workers: int, teams: int, entries: int) -> float:
+    """Entries that the busiest worker sends in a step that agrees on `entries`."""
+    scattered = 2 * (workers - teams)
+    power = teams & (teams - 1) == 0
+    between = teams * _log2(teams) if power else max(1.0, OFFERED * teams) * (teams - 1)
+    return entries * (scattered + between) / workers
+
+
+def seconds(workers: int, teams: int, entries: int, *, per_round: float, per_entry: float) -> float:
+    """What a step takes on lines of their own."""
+    return rounds(workers, teams) * per_round + entries_sent(workers, teams, entries) * per_entry
+
+
+def best_teams(workers: int, entries: int, *, per_round: float, per_entry: float) -> int:
+    """The number of teams whose step is shortest; of equals the smallest, but two before one.
+
+    Args:
+        workers: how many.
+        entries: that a step agrees on: density times elements.
+        per_round: seconds that a message takes beside its bytes: latency, and what both hosts do for it.
+        per_entry: seconds that a line takes for one entry: its bits (about 24 at 1 %, 27 at 0.1 %) over the line's rate.
+    """
+    counts = sorted(team_counts(workers), key=lambda count: (count != 2, count))
+    return min(counts, key=lambda count: seconds(workers, count, entries, per_round=per_round, per_entry=per_entry))
+
+
+def _log2(count: int) -> int:
+    return math.ceil(math.log2(count))
