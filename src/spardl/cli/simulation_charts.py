@@ -102,7 +102,7 @@ def _said(name: str, value: str) -> str:
 
 
 def _scale(axes: "Axes", along: str, texts: Mapping[float, str], *, positive: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if all(place > 0 for place in texts):
         axes.set_xscale("log")
@@ -110,6 +110,7 @@ def _scale(axes: "Axes", along: str, texts: Mapping[float, str], *, positive: bo
         axes.xaxis.set_minor_formatter(NullFormatter())
     if positive:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: as_seconds(value) if value > 0 else "0"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(along)

@@ -46,7 +46,7 @@ def best_teams(workers: int, entries: int, *, per_round: float, per_entry: float
         workers: how many.
         entries: that a step agrees on: density times elements.
         per_round: seconds that a message takes beside its bytes: latency, and what both hosts do for it.
-        per_entry: seconds that a line takes for one entry: its bits (about 24 at 1 %, 27 at 0.1 %) over the line's rate.
+        per_entry: seconds that a line takes for one entry: its bits (24 or more) over the line's rate.
     """
     counts = sorted(team_counts(workers), key=lambda count: (count != 2, count))
     return min(counts, key=lambda count: seconds(workers, count, entries, per_round=per_round, per_entry=per_entry))

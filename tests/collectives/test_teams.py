@@ -1,0 +1,45 @@
+"""The rule of team counts: it prices as the methods do, and takes what is cheapest."""
+
+import pytest
+
+from spardl.collectives.methods.spardl import SparDL
+from spardl.collectives.teams import best_teams, entries_sent, rounds, seconds, team_counts
+
+
+@pytest.mark.parametrize("workers", [1, 2, 6, 12, 16, 64])
+def test_rounds_and_entries_are_those_that_the_method_says_of_itself(workers):
+    for teams in team_counts(workers):
+        price = {"P": workers, "d": teams, "k": 1000}
+        assert (rounds(workers, teams),) * 2 == SparDL.about.rounds.range(**price)
+        least, most = SparDL.about.entries.range(**price)
+        if teams & (teams - 1) == 0:
+            assert entries_sent(workers, teams, 1000) == pytest.approx(least)
+        assert entries_sent(workers, teams, 1000) <= most + 1e-9
+
+
+@pytest.mark.parametrize(
+    "workers,per_round,per_entry,teams",
+    [
+        (16, 1.0, 0.0, 16),  # where only rounds cost, one worker a team saves most of them
+        (16, 0.0, 1.0, 2),  # where only entries cost, two teams are as cheap as one
+        (7, 0.0, 1.0, 1),
+        (7, 1.0, 0.0, 7),
+        (1, 1.0, 1.0, 1),
+        (16, 0.0, 0.0, 2),  # where nothing costs anything, the usual
+    ],
+)
+def test_the_rule_takes_what_is_cheapest(workers, per_round, per_entry, teams):
+    assert best_teams(workers, 1000, per_round=per_round, per_entry=per_entry) == teams
+
+
+def test_with_the_price_of_a_round_the_number_of_teams_rises():
+    found = [best_teams(64, 1000, per_round=10.0**power, per_entry=1e-3) for power in range(-6, 3)]
+    assert found == sorted(found) and found[0] < found[-1]
+
+
+def test_no_number_of_teams_is_cheaper_than_the_one_chosen():
+    for workers in (6, 8, 12, 24):
+        price = {"per_round": 0.3, "per_entry": 1e-3}
+        best = best_teams(workers, 1000, **price)
+        times = {teams: seconds(workers, teams, 1000, **price) for teams in team_counts(workers)}
+        assert times[best] == min(times.values())
