@@ -1,4 +1,4 @@
-"""Which number of teams is best? Every one is simulated, and held against the rule of `spardl.collectives.teams`.
+"""Which number of teams is best? Every power of two is simulated, and held against `spardl.collectives.teams`.
 
     python -m benchmarks.questions.teams --picture docs/pictures/teams.png
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spardl.choices import is_power_of_two
 from spardl.cli.output import table
 from spardl.collectives.teams import best_teams, team_counts
 from spardl.config import SyncConfig
@@ -24,13 +25,11 @@ from spardl.simulator.simulation import SimulationReport, simulate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WORKERS = (4, 6, 8, 12, 16, 24, 32, 64)
+WORKERS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 DENSITIES = (0.001, 0.01)
 LATENCIES = (10e-6, 30e-6, 100e-6, 300e-6, 1e-3, 3e-3, 10e-3, 50e-3)
 RATES = (1.25e6, 12.5e6, 125e6, 1.25e9, 12.5e9)
-ENTRIES = 4  # of a worker's block at least, so that budgets are not rounded up
-SETTLED = 8  # steps in which B-SAG finds out how much a team offers
-PROBE = 1e-3
+ELEMENTS = 200_000
 
 
 @dataclass(frozen=True)
@@ -88,15 +87,10 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def elements(workers: int, density: float) -> int:
-    return max(4096, round(ENTRIES * workers / density))
-
-
 def judge(workers: int, density: float) -> list[Judged]:
     """The rule on all networks."""
-    length = elements(workers, density)
-    costs = {teams: cost(workers, teams, density, length) for teams in team_counts(workers)}
-    entries = round(density * length)
+    costs = {teams: cost(workers, teams, density) for teams in powers(workers)}
+    entries = round(density * ELEMENTS)
     bits = 8 * costs[1].bytes / (2 * entries * (workers - 1) / workers)
     found = []
     for latency, rate in itertools.product(LATENCIES, RATES):
@@ -106,31 +100,29 @@ def judge(workers: int, density: float) -> list[Judged]:
     return found
 
 
-def cost(workers: int, teams: int, density: float, length: int) -> Cost:
-    """Of a settled step. Only B-SAG, of teams that are no power of two, has anything to settle."""
+def cost(workers: int, teams: int, density: float) -> Cost:
+    """Of one step."""
     config = SyncConfig(density=density, teams=teams, dense_below=0)
-
-    def taken(steps: int) -> float:
-        return steps * _simulated(workers, length, config, bandwidth=1.0, steps=steps).time_s
-
-    rounds = _simulated(workers, length, config).rounds
-    if teams & (teams - 1) == 0:
-        return Cost(teams, rounds, taken(1))
-    return Cost(teams, rounds, (taken(SETTLED + 2) - taken(SETTLED)) / 2)
+    found = _simulated(workers, config, bandwidth=1.0)
+    return Cost(teams, found.rounds, found.time_s)
 
 
-def _simulated(workers: int, length: int, config: SyncConfig, **more: Any) -> SimulationReport:
-    return simulate(workers=workers, elements=length, config=config, **more)
+def powers(workers: int) -> list[int]:
+    """Numbers of teams that agree by R-SAG."""
+    return [teams for teams in team_counts(workers) if is_power_of_two(teams)]
+
+
+def _simulated(workers: int, config: SyncConfig, **more: Any) -> SimulationReport:
+    return simulate(workers=workers, elements=ELEMENTS, config=config, **more)
 
 
 def largest_deviation() -> float:
     """By how much rounds and bytes miss a simulation with latency and rate, at most."""
-    workers, density = 24, 0.01
-    length, found = elements(workers, density), []
+    workers, density, found = 24, 0.01, []
     for teams, (latency, rate) in itertools.product((1, 2, 8), ((1e-4, 1.25e6), (1e-3, 1.25e6), (1e-3, 12.5e6))):
         config = SyncConfig(density=density, teams=teams, dense_below=0)
-        both = _simulated(workers, length, config, latency=latency, bandwidth=rate).time_s
-        found.append(abs(cost(workers, teams, density, length).seconds(latency, rate) / both - 1))
+        both = _simulated(workers, config, latency=latency, bandwidth=rate).time_s
+        found.append(abs(cost(workers, teams, density).seconds(latency, rate) / both - 1))
     return max(found)
 
 

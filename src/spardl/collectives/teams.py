@@ -1,9 +1,9 @@
-"""How many teams SparDL should form: the rule, and what it is worth is in docs/questions/teams.md.
+"""How many teams SparDL should form: the rule. What it is worth is in docs/questions/teams.md.
 
 A step takes, for P workers in d teams, `rounds` messages one after the other and `entries` on the busiest line:
 
-    d a power of two   2 ceil(log2 P/d) + log2 d rounds        k (2 (P - d) + d log2 d) / P entries
-    any other d        2 ceil(log2 P/d) + ceil(log2 d) rounds  k (2 (P - d) + d (d - 1) / 2) / P entries, about
+    d a power of two   2 ceil(log2 P/d) + log2 d rounds         k (2 (P - d) + d log2 d) / P entries
+    any other d        2 ceil(log2 P/d) + ceil(log2 d) rounds   k (2 (P - d) + h (d - 1)) / P entries
 
 With each doubling of d a round is saved, and from four teams on more entries are sent. So there is one best d for each
 ratio of what a round costs to what an entry costs.
@@ -11,9 +11,11 @@ ratio of what a round costs to what an entry costs.
 
 import math
 
-# In B-SAG a team offers between k/P and kd/P entries; it settles where the union of all offers fills the budget, which
-# for gradients that overlap little is half of the way.
-OFFERED = 0.5
+from spardl.choices import is_power_of_two
+
+# In B-SAG a team offers h, between 1 and d times k/P entries, so that the union of all offers fills the budget. For
+# gradients that overlap little, the simulator settles here.
+OFFERED = 1.15
 
 
 def team_counts(workers: int) -> list[int]:
@@ -29,8 +31,7 @@ def rounds(workers: int, teams: int) -> int:
 def entries_sent(workers: int, teams: int, entries: int) -> float:
     """Entries that the busiest worker sends in a step that agrees on `entries`."""
     scattered = 2 * (workers - teams)
-    power = teams & (teams - 1) == 0
-    between = teams * _log2(teams) if power else max(1.0, OFFERED * teams) * (teams - 1)
+    between = teams * _log2(teams) if is_power_of_two(teams) else OFFERED * (teams - 1)
     return entries * (scattered + between) / workers
 
 
@@ -40,7 +41,10 @@ def seconds(workers: int, teams: int, entries: int, *, per_round: float, per_ent
 
 
 def best_teams(workers: int, entries: int, *, per_round: float, per_entry: float) -> int:
-    """The number of teams whose step is shortest; of equals the smallest, but two before one.
+    """The power of two of teams whose step is shortest; of equals the smallest, but two before one.
+
+    Powers of two only: they agree by R-SAG, in which every team's whole budget takes part. By B-SAG any number can, for
+    fewer entries still, but because each team offers few: that is another selection, and not only another price.
 
     Args:
         workers: how many.
@@ -48,7 +52,8 @@ def best_teams(workers: int, entries: int, *, per_round: float, per_entry: float
         per_round: seconds that a message takes beside its bytes: latency, and what both hosts do for it.
         per_entry: seconds that a line takes for one entry: its bits (24 or more) over the line's rate.
     """
-    counts = sorted(team_counts(workers), key=lambda count: (count != 2, count))
+    counts = [count for count in team_counts(workers) if is_power_of_two(count)]
+    counts.sort(key=lambda count: (count != 2, count))
     return min(counts, key=lambda count: seconds(workers, count, entries, per_round=per_round, per_entry=per_entry))
 
 
