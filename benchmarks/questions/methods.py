@@ -5,7 +5,7 @@
 Simulating every method with thousands of workers takes more memory than a machine has: what all of them hold together
 grows with the square of their number for some. So lines are each method's own formulas (`spardl methods`), with the
 bits per entry that its frames have, and the simulator, which runs the programs themselves, is held against the formulas
-wherever it can be: all methods to 64 workers, SparDL to 1,024.
+wherever it can be: all methods to 32 workers, SparDL to 256.
 """
 
 import argparse
@@ -29,9 +29,9 @@ METHODS = ("dense", "spardl", "topka", "topkdsa", "gtopk", "oktopk", "exdyna")
 DENSITIES = (0.01, 0.001)
 WORKERS = tuple(2**power for power in range(1, 13))
 ELEMENTS, LATENCY, RATE = 10_000_000, 50e-6, 125e6
-CHECKED = (4, 16, 64)
-CHECKED_ELEMENTS = 250_000
-SETTLED, TIMED = 6, 2  # steps
+CHECKED = (4, 16, 32)
+CHECKED_ELEMENTS = 100_000
+SETTLED, TIMED = 4, 1  # steps
 BITS = {0.01: 24.3, 0.001: 27.6}  # of an entry in bf16, indices included
 
 
@@ -74,7 +74,7 @@ def predicted(method: str, workers: int, density: float, elements: int) -> tuple
 
 def check() -> list[Check]:
     """The simulator against the formulas."""
-    settings = [*itertools.product(METHODS, CHECKED, DENSITIES), ("spardl", 256, 0.01), ("spardl", 1024, 0.01)]
+    settings = [*itertools.product(METHODS, CHECKED, DENSITIES), ("spardl", 64, 0.01), ("spardl", 256, 0.01)]
     return [
         Check(method, workers, density, simulated(method, workers, density), *of_checked(method, workers, density))
         for method, workers, density in settings
