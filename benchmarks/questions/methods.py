@@ -68,6 +68,8 @@ def predicted(method: str, workers: int, density: float, elements: int) -> tuple
     terms = {"P": workers, "d": teams, "n": elements, "k": entries(density, elements)}
     bits = 32.0 if about.dense else BITS[density]
     rounds, sent = about.rounds.range(**terms), about.entries.range(**terms)
+    if method == "gtopk":  # nobody sends in all of its rounds, but each waits for k entries
+        sent = (rounds[0] * terms["k"],) * 2
     least, most = (turns * LATENCY + amount * bits / 8 / RATE for turns, amount in zip(rounds, sent, strict=True))
     return least, most
 
