@@ -12,7 +12,7 @@ from spardl.cli.commands import parse
 
 pytest.importorskip("benchmarks.suite")  # not part of the source distribution
 
-from benchmarks import endtoend, kernels, report, suite, targets
+from benchmarks import endtoend, kernels, prediction, report, suite, targets
 
 ROOT = Path(report.__file__).parent.parent
 
@@ -192,3 +192,44 @@ def test_a_quick_look_keeps_the_settings(tmp_path: Path) -> None:
         little = suite.quick(job)
         assert replace(little, program=job.program, expected_s=job.expected_s) == job
         assert "vgg16" not in little.program
+
+
+# --- prediction -----------------------------------------------------------------------------------------------------
+
+
+def cases(predicted: dict[str, float]) -> list[prediction.Case]:
+    """Three methods on four hosts, of which topka and gtopk cannot be told apart by measuring."""
+    measured = {"spardl": 1.0, "topka": 2.0, "gtopk": 2.05}
+    return [prediction.Case(4, "10mbit", name, measured[name], predicted[name]) for name in measured]
+
+
+def test_a_ranking_counts_pairs_of_methods_that_measurably_differ() -> None:
+    """Which of two that take as long is predicted to be faster does not matter."""
+    assert prediction.agreement(cases({"spardl": 1.1, "topka": 2.3, "gtopk": 1.9})) == (2, 2)
+    assert prediction.agreement(cases({"spardl": 2.1, "topka": 2.0, "gtopk": 2.2})) == (1, 2)
+
+
+def test_an_error_is_a_share_of_what_was_measured() -> None:
+    assert [round(case.error, 3) for case in cases({"spardl": 1.1, "topka": 1.0, "gtopk": 2.05})] == [0.1, 0.5, 0.0]
+
+
+def test_what_was_measured_before_is_shown_and_drawn_without_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "some.json").write_text(json.dumps([vars(case) for case in cases(dict.fromkeys(NAMES, 2.0))]))
+    picture = tmp_path / "some.svg"
+    monkeypatch.setattr("sys.argv", ["prediction", "--read", f"{tmp_path}/some.json", "--picture", str(picture)])
+    prediction.main()
+    assert "median error 2.4 %" in capsys.readouterr().out
+    assert picture.exists()
+
+
+NAMES = ("spardl", "topka", "gtopk")
+
+
+def test_the_line_of_the_laboratory_is_what_the_formula_says_less_its_burst() -> None:
+    """Two hosts send each other all entries once: the same bytes as the simulated frames have, over 1448 of 1547."""
+    seconds = prediction.line_seconds("topka", 2, "100mbit")
+    bytes_sent = 24.2 / 8 * 10_000
+    assert seconds == pytest.approx(bytes_sent * 1547 / 1448 / 12.5e6 - 6250 / 12.5e6, rel=0.02)

@@ -61,7 +61,7 @@ def build(links: list[Link]) -> None:
             _run("ip", "-n", name(host), *command)
         # A stack hands over many packets at once; what exceeds the burst would be cut up, which costs the cores that
         # all hosts share more than the rest of their work.
-        largest = min(_burst(rate) for rate in (link.up, link.down)) - PACKET
+        largest = min(burst(rate) for rate in (link.up, link.down)) - PACKET
         _run("ip", "-n", name(host), "link", "set", INTERFACE, "gso_max_size", str(largest))
         _shape(link.up, link.delay, "tc", "-n", name(host), "qdisc", "add", "dev", INTERFACE)
         _shape(link.down, None, "tc", "qdisc", "add", "dev", port)
@@ -79,10 +79,10 @@ def _shape(rate: str | None, delay: str | None, *add: str) -> None:
             ) from None
         parent = ["parent", "1:1"]
     if rate is not None:
-        _run(*add, *parent, "handle", "10:", "tbf", "rate", rate, "burst", str(_burst(rate)), "latency", QUEUE)
+        _run(*add, *parent, "handle", "10:", "tbf", "rate", rate, "burst", str(burst(rate)), "latency", QUEUE)
 
 
-def _burst(rate: str | None) -> int:
+def burst(rate: str | None) -> int:
     """Bytes that a line of this rate may send at once."""
     usual = BURST_BYTES[1] if rate is None else round(BURST_S * bytes_per_second(rate))
     return max(BURST_BYTES[0], min(BURST_BYTES[1], usual))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from spardl.integrations.ddp import SparDLState, spardl_hook
     from spardl.integrations.handle import SyncHandle
     from spardl.integrations.local import LocalSync
-    from spardl.simulator.cluster import simulate
+    from spardl.simulator.simulation import simulate
     from spardl.sync.session import Session
 
 # Importing torch takes seconds; a name that needs it brings it in when it is first used.
@@ -50,7 +50,7 @@ _LAZY = {
     "spardl_hook": "spardl.integrations.ddp",
     "stats_of": "spardl.allreduce",
     "SyncHandle": "spardl.integrations.handle",
-    "simulate": "spardl.simulator.cluster",
+    "simulate": "spardl.simulator.simulation",
 }
 
 __all__ = [

@@ -11,7 +11,7 @@ from conservation import check_step, heavy_tailed, total
 from spardl.collectives.methods.registry import METHODS, method_class
 from spardl.config import SyncConfig
 from spardl.memory.layout import entries
-from spardl.simulator.cluster import simulate
+from spardl.simulator.simulation import simulate
 
 SPARSE = [name for name in METHODS if not method_class(name).about.dense]
 WORKERS = [1, 2, 3, 5, 7, 8, 14, 17]

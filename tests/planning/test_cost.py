@@ -13,7 +13,7 @@ from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
 from spardl.planning.cost import CostModel, Linear, Measured, exchange_at, exchange_cost, fit, from_network, published
-from spardl.simulator.cluster import simulate
+from spardl.simulator.simulation import simulate
 
 NETWORK = {"latency": 2e-4, "bandwidth": 1.25e7}
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from spardl.cli.log import Log, check_log_dir
 from spardl.cli.options import add_model_options, add_sync_options, add_worker_options, sync_config
-from spardl.cli.output import as_bytes, as_figure, as_percent, as_seconds, records, table
+from spardl.cli.output import as_bytes, as_figure, as_percent, as_seconds, check_target, records, table
 from spardl.cli.parser import number_of
 from spardl.cli.plot import check_plot, draw_run
 from spardl.cli.progress import observer
 from spardl.cli.ranks import run_on_ranks
 from spardl.cli.training import add_checkpoint_options, add_recipe_options, chosen_recipe, chosen_saving
 from spardl.cli.updates import add_update_options, chosen_update
+from spardl.errors import ConfigError
 from spardl.launch.place import Place
 from spardl.launch.signals import asked_to_stop
 
@@ -46,6 +47,11 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="steps from line to line, beside one per epoch (default: %(default)s)",
     )
+    group.add_argument(
+        "--record-gradients",
+        metavar="FILE[:STEPS]",
+        help="write every worker's own gradients of the first steps (default: 1), for `spardl simulate --gradients`",
+    )
     group.add_argument("--plot", metavar="FILE", help="draw loss and metric over time, as .png, .svg or .pdf")
 
 
@@ -55,17 +61,28 @@ def run(options: argparse.Namespace) -> int:
     recipe, saving = chosen_recipe(options), chosen_saving(options)
     check_log_dir(options.log_dir, resuming=saving.resume is not None)
     check_plot(options.plot)
+    recording = chosen_recording(options.record_gradients)
 
     def work(place: Place) -> None:
         from spardl.train.keeper import Keeper
         from spardl.train.loop import train
+        from spardl.train.recording import GradientRecorder
 
         with contextlib.ExitStack() as stack:
             write = stack.enter_context(records(options.json if place.rank == 0 else None))
             watcher = stack.enter_context(watching(options, place.rank))
             asked: Callable[[], int] = stack.enter_context(asked_to_stop()) if saving.folder is not None else lambda: 0
             keeper = Keeper(saving, asked) if saving.folder is not None or saving.resume is not None else None
-            report = train(recipe, config, rule=rule, data_dir=options.data_dir, observer=watcher, keeper=keeper)
+            recorder = GradientRecorder(*recording) if recording is not None else None
+            report = train(
+                recipe,
+                config,
+                rule=rule,
+                data_dir=options.data_dir,
+                observer=watcher,
+                keeper=keeper,
+                recorder=recorder,
+            )
             write(report.to_dict())
         if place.rank == 0:
             if options.json != "-":
@@ -76,6 +93,19 @@ def run(options: argparse.Namespace) -> int:
     # A run that can save may take its time to do so.
     patience = config.timeout if saving.folder is not None else 0.0
     return run_on_ranks(options, [config], work, patience=patience)
+
+
+def chosen_recording(text: str | None) -> tuple[Path, int] | None:
+    """Where gradients are recorded to, and how many steps; refuses what could not be written later."""
+    if text is None:
+        return None
+    path, colon, steps = text.rpartition(":")
+    if not (colon and path):
+        path, steps = text, "1"
+    if not (steps.isdecimal() and int(steps)):
+        raise ConfigError(f"--record-gradients {text!r} is not FILE or FILE:STEPS, such as gradients.pt:4.")
+    check_target(path)
+    return Path(path), int(steps)
 
 
 @contextlib.contextmanager

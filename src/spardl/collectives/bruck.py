@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import numpy as np
+
 from spardl.collectives.program import Program, Team
 
 if TYPE_CHECKING:
@@ -57,24 +59,33 @@ def bruck(team: Team, mine: Item, parcel: Parcel[Item], name: str) -> Program[li
 def gather_blocks(
     team: Team, frames: Frames, mine: CodedBlocks, ids: Ints, budgets: Ints, name: str = "bruck_all_gather"
 ) -> Program[list[CodedBlocks]]:
-    """Return the blocks of all members, in member order. Member i contributes block `ids[i]`, within `budgets[i]`.
+    """Return the blocks of all members, in member order. Member i contributes block `ids[i]`, within `budgets[i]`."""
+    return (yield from gather_joined(team, frames, mine, ids, budgets, name)).split()
+
+
+def gather_joined(
+    team: Team, frames: Frames, mine: CodedBlocks, ids: Ints, budgets: Ints, name: str = "bruck_all_gather"
+) -> Program[CodedBlocks]:
+    """`gather_blocks`, all blocks in one piece: what is held stays joined, so that a block costs no object of its own.
 
     Blocks are forwarded in the wire's format, so every member decodes the same bits.
     """
-    return (yield from bruck(team, mine, _Blocks(frames, ids, budgets), name))
-
-
-class _Blocks:
-    """A parcel of one sparse block per member, in one frame."""
-
-    def __init__(self, frames: Frames, ids: Ints, budgets: Ints) -> None:
-        self._frames, self._ids, self._budgets = frames, ids, budgets
-
-    def capacity(self, members: list[int]) -> int:
-        return self._frames.capacity(self._ids[members], self._budgets[members])
-
-    def pack(self, items: list[CodedBlocks], members: list[int]) -> Array:
-        return self._frames.pack(self._frames.join(items), self._budgets[members])
-
-    def unpack(self, frame: Array, members: list[int], peer: int) -> list[CodedBlocks]:
-        return self._frames.unpack(frame, self._ids[members], self._budgets[members], peer).split()
+    order = (team.position + np.arange(team.size)) % team.size
+    held = mine  # of the members order[0], order[1], ...
+    while len(held.ids) < team.size:
+        gap = len(held.ids)
+        count = min(gap, team.size - gap)
+        here, there = order[:count], order[gap : gap + count]
+        (received,) = yield team.exchange(
+            frames.pack(held.parted(count)[0], budgets[here]),
+            to=-gap,
+            source=gap,
+            send_capacity=frames.capacity(ids[here], budgets[here]),
+            receive_capacity=frames.capacity(ids[there], budgets[there]),
+            name=name,
+        )
+        held = frames.join([held, frames.unpack(received, ids[there], budgets[there], team.member(gap))])
+    if not team.position:
+        return held
+    last, first = held.parted(team.size - team.position)
+    return frames.join([first, last])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spardl.collectives.bruck import bruck, gather_blocks
+from spardl.collectives.bruck import bruck, gather_joined
 from spardl.collectives.owners import exchange_with_owners
 from spardl.collectives.program import Program, Team
 from spardl.sparse import SparseBlocks, join
@@ -23,8 +23,7 @@ def gather_support(team: Team, memory: Memory, chosen: SparseBlocks, ids: Ints, 
     Member i chose in block `ids[i]`, and at most `limits[i]` entries.
     """
     indices = memory.frames.without_values()
-    pieces = yield from gather_blocks(team, indices, indices.code(chosen), ids, limits, name="indices")
-    return indices.join(pieces).decode()
+    return (yield from gather_joined(team, indices, indices.code(chosen), ids, limits, name="indices")).decode()
 
 
 def sum_at(team: Team, memory: Memory, support: SparseBlocks) -> Program[SparseBlocks]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from spardl.choices import check_settings, setting
 from spardl.collectives.price import Price
-from spardl.collectives.program import Program, Team
+from spardl.collectives.program import Program, Team, ranks_from
 from spardl.memory.layout import BlockLayout
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Seat:
     @property
     def team(self) -> Team:
         """All workers, seen from this one."""
-        return Team(tuple(range(self.workers)), self.rank)
+        return Team(ranks_from(0, self.workers), self.rank)
 
 
 class Method(Protocol):

@@ -5,6 +5,7 @@ It opens no socket, knows no thread and measures no time; a transport drives it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -66,6 +67,12 @@ class AllReduce:
 
 Operation = Round | AllReduce
 Program = Generator[Operation, Any, Result]
+
+
+@functools.lru_cache(maxsize=4096)  # a simulation has thousands of ranks in one process, each with a team of thousands
+def ranks_from(first: int, stop: int, step: int = 1) -> tuple[int, ...]:
+    """The ranks of a range, in order."""
+    return tuple(range(first, stop, step))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ class Clock:
     def __init__(self) -> None:
         self._events: list[tuple[float, int, int, Act, Any]] = []
         self._scheduled = itertools.count()
+        self.now = 0.0
 
     def at(self, time: float, rank: int, act: Act, value: Any) -> None:
         """Call `act(rank, value)` at `time`, which must not lie in the past."""
@@ -26,5 +27,5 @@ class Clock:
         """Let everything happen, also what is scheduled meanwhile."""
         events = self._events
         while events:
-            _, rank, _, act, value = heapq.heappop(events)
+            self.now, rank, _, act, value = heapq.heappop(events)
             act(rank, value)

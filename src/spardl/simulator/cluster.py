@@ -1,16 +1,14 @@
-"""Any method on any number of simulated workers: the product's own step, memory and frames, in one process."""
+"""Simulated workers that are given their gradients, step by step: the product's own step, memory and frames."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from spardl import kernels
-from spardl.config import SyncConfig, configure_vector
+from spardl.config import SyncConfig
 from spardl.errors import ConfigError
 from spardl.memory.velocity import Momentum
 from spardl.simulator.driver import Driver
@@ -100,113 +98,3 @@ class SimulatedCluster:
     def entries_sent(self) -> list[int]:
         """Indices that have left each rank so far."""
         return [sum(group.memory.frames.account.entries for group in sync.groups) for sync in self.ranks]
-
-
-@dataclass(frozen=True)
-class SimulationReport:
-    """One simulated run. Figures are per step, for the rank that has most; `conserved` covers every rank's residual."""
-
-    method: str
-    workers: int
-    teams: int
-    elements: int
-    density: float
-    steps: int
-    latency_s: float
-    bandwidth_bytes_per_s: float
-    time_s: float
-    rounds: int
-    messages_max: int
-    bytes_sent_max: int
-    bits_per_entry: float
-    nnz: int
-    conserved: bool
-    lost_share: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-
-def simulate(
-    *,
-    workers: int,
-    elements: int,
-    config: SyncConfig | None = None,
-    latency: float = 0.0,
-    bandwidth: float = math.inf,
-    steps: int = 1,
-    seed: int = 0,
-    **settings: Any,
-) -> SimulationReport:
-    """Synchronise heavy-tailed random gradients for some steps on a simulated network and report what it cost.
-
-    Args:
-        workers: how many.
-        elements: of the vector that they synchronise.
-        config: the settings, or `settings` by name, instead of it or on top of it.
-        latency: seconds that a message takes beside its bytes.
-        bandwidth: bytes per second of each link.
-        steps: how many to simulate.
-        seed: of the gradients.
-
-    Returns:
-        Figures per step. `conserved` says whether, over every step and coordinate, what all ranks put in equals what
-        they got out plus what they kept, to float32 accuracy; `lost_share` is what was missing then, as a share of the
-        magnitude put in.
-
-    Raises:
-        ConfigError: settings that cannot work.
-    """
-    config = configure_vector(config, settings)
-    if steps < 1:
-        raise ConfigError(f"{steps} steps leave nothing to simulate; give 1 or more.")
-    cluster = SimulatedCluster(workers, elements, config, latency=latency, bandwidth=bandwidth)
-    generator = torch.Generator().manual_seed(seed)
-    conserved, lost, entries = True, 0.0, 0
-    for _ in range(steps):
-        gradients = [torch.randn(elements, generator=generator) ** 3 for _ in range(workers)]
-        kept_all, share = _balance(cluster, gradients)
-        conserved &= kept_all
-        lost += share / steps
-    traffic, (group,) = cluster.network.traffic, cluster.ranks[0].groups
-    sent, entries = sum(rank.bytes_sent for rank in traffic), sum(cluster.entries_sent())
-    return SimulationReport(
-        method=config.method,
-        workers=workers,
-        teams=config.teams_of(workers),
-        elements=elements,
-        density=config.density_at(cluster.steps - 1),
-        steps=steps,
-        latency_s=latency,
-        bandwidth_bytes_per_s=bandwidth,
-        time_s=cluster.network.time / steps,
-        rounds=max(rank.rounds for rank in traffic) // steps,
-        messages_max=max(rank.messages for rank in traffic) // steps,
-        bytes_sent_max=max(rank.bytes_sent for rank in traffic) // steps,
-        bits_per_entry=8 * sent / entries if entries else 32.0 if sent else 0.0,
-        nnz=group.stats.last_entries,
-        conserved=conserved,
-        lost_share=0.0 if conserved else lost,
-    )
-
-
-def _balance(cluster: SimulatedCluster, gradients: list[Tensor]) -> tuple[bool, float]:
-    """Step, and hold the sum of what went in against the sum of what came out and what stayed.
-
-    Returns whether they are equal, on all ranks alike, and the missing share of the step's gradients.
-    """
-    before = _total(gradients) + _total(cluster.residuals())
-    magnitude = _total([gradient.abs() for gradient in gradients]) + _total([r.abs() for r in cluster.residuals()])
-    averages = cluster.step(gradients)
-    after = len(gradients) * averages[0].double() + _total(cluster.residuals())
-    identical = all(torch.equal(averages[0], other) for other in averages[1:])
-    missing = (before - after).abs()
-    share = float(missing.sum() / _total([gradient.abs() for gradient in gradients]).sum())
-    return identical and bool((missing <= 1e-5 * magnitude + 1e-30).all()), share
-
-
-def _total(tensors: list[Tensor]) -> Tensor:
-    total = torch.zeros_like(tensors[0], dtype=torch.float64)
-    for tensor in tensors:
-        total += tensor
-    return total

@@ -1,144 +1,142 @@
-"""What the network is: hosts, links, and how long messages take that share them.
+"""What the network is: hosts, links, and paths between them.
 
 The path from one host to another is a fixed sequence of links. A link goes one way, carries `rate` bytes per second and
-is `latency` seconds long. The model, for every topology:
+is `latency` seconds long. How messages share links is said in `flows.py`; a topology is a subclass of `Network`.
 
-1. A link serves messages in the order in which their first bytes reach it (at the same time: the lower sender first),
-   for size / rate seconds each. It remembers until when it is busy, between rounds and between runs too.
-2. A first byte reaches the next link `latency` after the service begins (cut-through). A last byte leaves a link when
-   the link has served the message and the last byte has come.
-3. To a link that is faster than one before it, a message comes slower than it is served. Messages then pass side by
-   side: a first byte does not wait, only the last byte does, if the link has more to serve than it can.
-4. The messages of a round reach the first links of their paths when the round begins, in the order of the round's list.
-   The round ends when their last bytes have left these links and when all expected messages have come.
-5. A host accepts messages before it waits for them. Computing takes no time.
-
-Example: on a switch of 100 bytes/s and 1 s of latency, ranks 1 and 2 each send 100 bytes to rank 0 at 0 s. Both have
-sent by 1 s, when the first bytes reach rank 0's link; rank 1's message has come at 2 s, rank 2's at 3 s.
+A link that loses a share p of its packets is modelled by two effects, both as expectations, so that a simulation stays
+a function of its settings: what was lost is sent again, so 1 - p of the rate is left; and a message of n packets, of
+which at least one is lost with probability 1 - (1 - p)^n, waits so many round trips of its path longer. Congestion
+control is not modelled.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-
-import numpy as np
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from spardl.errors import ConfigError
-from spardl.simulator.clock import Clock
-from spardl.sparse import Array
 
-NOTHING = np.empty(0, np.uint8)  # the content of a message of which only the time matters
+PACKET = 1448  # bytes of a message that an Ethernet frame carries over TCP
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Link:
-    """One direction of a cable: `rate` in bytes per second, `latency` in seconds. No link equals another."""
+    """One direction of a cable: bytes per second, seconds, and the share of packets lost. No link equals another."""
 
     rate: float = math.inf
     latency: float = 0.0
+    name: str = "a link"
+    loss: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.rate > 0:
             raise ConfigError(f"a link of {self.rate} bytes per second carries nothing; give more than 0, or inf.")
         if not 0 <= self.latency < math.inf:
             raise ConfigError(f"a latency of {self.latency} seconds cannot be simulated; give 0 or more.")
+        if not 0 <= self.loss < 1:
+            raise ConfigError(f"a link that loses {self.loss} of its packets delivers nothing; give 0 to below 1.")
+
+    @property
+    def goodput(self) -> float:
+        """Bytes per second that arrive, what is sent again not counted."""
+        return self.rate * (1 - self.loss)
+
+
+Path = tuple[Link, ...]
 
 
 class Network(ABC):
-    """`workers` hosts and the paths between them. A topology is a subclass; the model above does the rest."""
+    """`workers` hosts and the paths between them. A topology is a subclass; `flows.py` does the rest."""
 
     workers: int
 
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return type(self).__name__.lower()
+
     @abstractmethod
-    def path(self, source: int, target: int) -> tuple[Link, ...]:
+    def path(self, source: int, target: int) -> Path:
         """The links from one host to another: at least one, and the same ones each time."""
 
+    def links(self) -> Sequence[Link]:
+        """All links, each once. Those of all paths, unless a topology knows a shorter way to say it."""
+        hosts = range(self.workers)
+        return list(dict.fromkeys(link for a in hosts for b in hosts if a != b for link in self.path(a, b)))
+
     @staticmethod
-    def switch(workers: int, *, latency: float = 0.0, bandwidth: float = math.inf) -> "Switch":
+    def switch(workers: int, *, latency: float = 0.0, bandwidth: float = math.inf) -> "Network":
         """Hosts on one switch that is never the bottleneck, each with a full-duplex link of `bandwidth` bytes/s.
 
         `latency` is that of a message from host to host.
         """
+        from spardl.simulator.topologies import Switch
+
         return Switch(workers, latency, bandwidth)
 
 
+def travel_time(path: Path, size: float) -> float:
+    """Seconds that a message's last byte takes along a path, beside its transmission: latencies, and what was lost."""
+    latency = sum(link.latency for link in path)
+    kept = math.prod(1 - link.loss for link in path)
+    if kept == 1.0:
+        return latency
+    return latency + 2 * latency * (1 - kept ** math.ceil(size / PACKET))
+
+
 @dataclass(frozen=True)
-class Switch(Network):
-    workers: int
-    latency: float
-    bandwidth: float
+class Change:
+    """Links by the pattern of their names, and what becomes of them.
+
+    slower  their rate is divided by this
+    longer  seconds of latency on top
+    loss    share of packets lost
+    """
+
+    pattern: str
+    slower: float = 1.0
+    longer: float = 0.0
+    loss: float = 0.0
 
     def __post_init__(self) -> None:
-        Link(self.bandwidth, self.latency)  # refuses what cannot be, before anything is sent
+        if not 0 < self.slower < math.inf:
+            raise ConfigError(f"a link cannot become {self.slower} times slower; give a positive number.")
 
-    def path(self, source: int, target: int) -> tuple[Link, ...]:
-        return self._up[source], self._down[target]
-
-    @cached_property
-    def _up(self) -> list[Link]:
-        return [Link(self.bandwidth, self.latency) for _ in range(self.workers)]
-
-    @cached_property
-    def _down(self) -> list[Link]:
-        return [Link(self.bandwidth) for _ in range(self.workers)]
+    def apply(self, link: Link) -> Link:
+        if not fnmatchcase(link.name, self.pattern):
+            return link
+        return replace(
+            link, rate=link.rate / self.slower, latency=link.latency + self.longer, loss=max(link.loss, self.loss)
+        )
 
 
-@dataclass(eq=False, slots=True)
-class Transfer:
-    """A message under way to link `hop` of its path, or from the last link to its target.
+class Changed(Network):
+    """Another network, some of whose links are slower, longer or lossy."""
 
-    Its first byte comes there at `head`, its last at `tail`. The slowest link so far serves it in `longest` seconds.
-    """
+    def __init__(self, network: Network, changes: Iterable[Change]) -> None:
+        self.workers = network.workers
+        self._network = network
+        self._now = {id(link): link for link in network.links()}
+        for change in changes:
+            found = {key: change.apply(link) for key, link in self._now.items()}
+            if all(found[key] is link for key, link in self._now.items()):
+                raise ConfigError(
+                    f"no link is called {change.pattern!r}; this network has {_some_names(network.links())}."
+                )
+            self._now = found
 
-    source: int
-    target: int
-    size: float
-    frame: Array
-    path: tuple[Link, ...]
-    head: float
-    tail: float
-    longest: float = 0.0
-    hop: int = 0
+    @property
+    def name(self) -> str:
+        return self._network.name
+
+    def path(self, source: int, target: int) -> Path:
+        return tuple(self._now[id(link)] for link in self._network.path(source, target))
+
+    def links(self) -> Sequence[Link]:
+        return [self._now[id(link)] for link in self._network.links()]
 
 
-class Carrier:
-    """Moves messages over a network's links by the model above. One event per message and link after the first.
-
-    `busy` says until when each link is busy, and is kept up to date. `arrived` is called with each message as soon as
-    nothing can change the time of its arrival, `tail`, which may lie in the future.
-    """
-
-    def __init__(
-        self, network: Network, busy: dict[Link, float], clock: Clock, arrived: Callable[[Transfer], None]
-    ) -> None:
-        self.network = network
-        self.busy = busy
-        self.clock = clock
-        self.arrived = arrived
-
-    def send(self, now: float, source: int, target: int, size: float, frame: Array = NOTHING) -> float:
-        """Take over a message at `now`, the clock's present; return when its last byte leaves the first link."""
-        return self._enter(source, Transfer(source, target, size, frame, self.network.path(source, target), now, now))
-
-    def _enter(self, source: int, message: Transfer) -> float:
-        """Queue at the next link of the path; return when the last byte leaves it."""
-        link = message.path[message.hop]
-        service = message.size / link.rate
-        begin = max(message.head, self.busy.get(link, 0.0))
-        end, left = begin + service, message.tail
-        if begin > message.head or service > message.longest:
-            left = max(left, end)
-        # Otherwise end <= left but for rounding, which must not make the link look busy.
-        self.busy[link] = min(end, left)
-        if service >= message.longest:
-            message.head, message.longest = begin, service
-        message.hop += 1
-        message.head += link.latency
-        message.tail = left + link.latency
-        if message.hop < len(message.path):
-            self.clock.at(message.head, source, self._enter, message)
-        else:
-            self.arrived(message)
-        return left
+def _some_names(links: Sequence[Link]) -> str:
+    names = [repr(link.name) for link in links]
+    return ", ".join(names) if len(names) <= 6 else ", ".join([*names[:5], "...", names[-1]])

@@ -15,6 +15,7 @@ from spardl.train.evaluation import evaluate
 from spardl.train.keeper import Keeper
 from spardl.train.optimizer import set_rate
 from spardl.train.recipes import Recipe
+from spardl.train.recording import GradientRecorder
 from spardl.train.report import Observer, Quiet, StepReport, TrainReport
 from spardl.train.run import Run
 from spardl.train.source import Batch, generator_of
@@ -30,13 +31,15 @@ def train(
     data_dir: Path | None = None,
     observer: Observer | None = None,
     keeper: Keeper | None = None,
+    recorder: GradientRecorder | None = None,
 ) -> TrainReport:
     """Train from scratch, or from where `keeper` says; every rank calls it and gets the same report, but its own costs.
 
     Gradients are synchronised, or, with a rule of local updates, weights; a `rival` averages gradients without us.
 
     Deterministic: the same arguments on the same number of ranks give the same weights, also of a run that was stopped
-    and went on. Raises `Stopped` when the keeper was asked to stop, and has saved.
+    and went on. Raises `Stopped` when the keeper was asked to stop, and has saved. A `recorder` sees the batches of a
+    step first, and changes nothing.
     """
     observer = observer or Quiet()
     run = Run(recipe, config, data_dir, rule=rule, rival=rival)
@@ -48,6 +51,8 @@ def train(
         dist.barrier()
         started = time.perf_counter()
         for batches in run.rest_of_epoch():
+            if recorder is not None:
+                recorder.before_step(run, batches)
             report = train_step(run, batches, started)
             observer.step(report)
             if is_tested_between(run):

@@ -85,6 +85,21 @@ class CodedBlocks:
             for i in range(len(stretches))
         ]
 
+    def parted(self, blocks: int) -> tuple["CodedBlocks", "CodedBlocks"]:
+        """The first `blocks` blocks, and the others."""
+        if blocks == len(self.ids):
+            return self, self._stretch(blocks, blocks)
+        return self._stretch(0, blocks), self._stretch(blocks, len(self.ids))
+
+    def _stretch(self, first: int, stop: int) -> "CodedBlocks":
+        counts, places, codes, scales = self.entries
+        begin, end = int(counts[:first].sum()), int(counts[:stop].sum())
+        if len(scales):
+            scale_counts = self.format.scale_counts(counts)
+            scales = scales[int(scale_counts[:first].sum()) : int(scale_counts[:stop].sum())]
+        entries = CodedEntries(counts[first:stop], places[begin:end], codes[begin:end], scales)
+        return CodedBlocks(self.ids[first:stop], entries, self.format, self.kernels)
+
     @staticmethod
     def join(pieces: list["CodedBlocks"]) -> "CodedBlocks":
         """The blocks of all pieces, one piece after the other."""

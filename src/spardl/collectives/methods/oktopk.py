@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from spardl.collectives.balance import deal_evenly, join
-from spardl.collectives.bruck import gather_blocks
+from spardl.collectives.bruck import gather_blocks, gather_joined
 from spardl.collectives.method import About, NoOptions, Seat
 from spardl.collectives.numbers import all_gather_numbers
 from spardl.collectives.owners import send_to_owners
@@ -103,8 +103,8 @@ class OkTopk:
         if not exact and limits.max() > IMBALANCE * limits.mean():
             return (yield from self._gather_evenly(memory, kept, limits))
         mine = memory.frames.code(kept)
-        pieces = yield from gather_blocks(self.team, memory.frames, mine, np.arange(self.team.size), limits)
-        union = memory.frames.join(pieces).decode()
+        gathered = yield from gather_joined(self.team, memory.frames, mine, np.arange(self.team.size), limits)
+        union = gathered.decode()
         return self._cut(memory, union, k) if exact else union
 
     def _gather_evenly(self, memory: Memory, kept: SparseBlocks, counts: Ints) -> Program[SparseBlocks]:

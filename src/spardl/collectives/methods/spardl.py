@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from spardl.choices import is_count, is_power_of_two, setting
-from spardl.collectives.bruck import gather_blocks
+from spardl.collectives.bruck import gather_joined
 from spardl.collectives.method import About, BlockOptions, NoOptions, Seat
 from spardl.collectives.price import Price
-from spardl.collectives.program import Program, Team
+from spardl.collectives.program import Program, Team, ranks_from
 from spardl.collectives.reduce_scatter import eager_reduce_scatter, spar_reduce_scatter
 from spardl.collectives.snapshot import Snapshot
 from spardl.collectives.team_gather import TopController, bruck_team_gather, recursive_team_gather
@@ -108,8 +108,8 @@ class SparDL:
         teams = options.teams_of(seat.workers)
         size = seat.workers // teams
         team, position = divmod(seat.rank, size)
-        self.team = Team(tuple(range(team * size, (team + 1) * size)), position)
-        self.teams = Team(tuple(range(position, seat.workers, size)), team)
+        self.team = Team(ranks_from(team * size, (team + 1) * size), position)
+        self.teams = Team(ranks_from(position, seat.workers, size), team)
         self.layout = options.layout(seat.length, size)
         self.gather = options.gather_of(seat.workers)
         self.reduce_scatter = spar_reduce_scatter if options.selection == "lazy" else eager_reduce_scatter
@@ -126,8 +126,8 @@ class SparDL:
             agreed = yield from bruck_team_gather(self.teams, memory, mine, budget, self.top)
         else:
             agreed = yield from recursive_team_gather(self.teams, memory, mine, budget)
-        blocks = yield from gather_blocks(self.team, memory.frames, agreed, np.arange(self.team.size), budgets)
-        return memory.frames.join(blocks).decode()
+        blocks = yield from gather_joined(self.team, memory.frames, agreed, np.arange(self.team.size), budgets)
+        return blocks.decode()
 
     def state_dict(self) -> dict[str, Any]:
         return {"top": self.top.state_dict()}

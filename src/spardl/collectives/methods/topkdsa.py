@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from spardl.collectives.bruck import gather_blocks
+from spardl.collectives.bruck import gather_joined
 from spardl.collectives.method import About, BlockOptions, NoOptions, Seat, Stateless
 from spardl.collectives.owners import send_to_owners
 from spardl.collectives.price import Price
@@ -45,5 +45,5 @@ class TopkDSA(Stateless):
         versions = yield from send_to_owners(self.team, memory.frames, mine, np.minimum(k, lengths))
         total = memory.frames.code(memory.algebra.sum(versions))
         limits = np.minimum(k * self.team.size, lengths)
-        blocks = yield from gather_blocks(self.team, memory.frames, total, np.arange(self.team.size), limits)
-        return memory.frames.join(blocks).decode()
+        blocks = yield from gather_joined(self.team, memory.frames, total, np.arange(self.team.size), limits)
+        return blocks.decode()

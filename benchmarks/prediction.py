@@ -1,0 +1,224 @@
+"""Predicted against measured: the simulator, held against emulated networks. Needs root.
+
+    python -m benchmarks.prediction --picture docs/pictures/prediction.png      all of it, about 10 minutes
+    python -m benchmarks.prediction --hosts 4 --json four.json                  some hosts only
+    python -m benchmarks.prediction --read two.json four.json eight.json        what was measured before
+
+On each number of hosts every method is timed on lines of each rate, and once on unlimited lines. The prediction for a
+rate is the simulator's time on a switch with lines of that rate, plus what a step takes on unlimited lines: computing,
+which is serialised where hosts share cores, and what the hosts' own network stacks cost. Nothing of a measurement at
+a rate enters its prediction.
+
+What a line of the laboratory is, beside its rate: a TCP segment of 1448 bytes takes 1514, every second one that comes
+is answered by 66 bytes on the way back, and after a pause a token bucket lets its burst pass at once.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.netlab.network import burst, bytes_per_second
+from spardl.cli.output import as_rate, as_seconds, table
+from spardl.config import SyncConfig
+from spardl.simulator.simulation import simulate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METHODS = ("dense", "spardl", "topka", "gtopk", "oktopk")
+HOSTS, RATES = (2, 4, 8), ("10mbit", "100mbit", "1gbit")
+ELEMENTS, DENSITY = 1_000_000, 0.01
+SEGMENT, FRAME, ANSWER = 1448, 1514, 66
+SETTLED, TIMED = 6, 4  # steps before the simulated exchange is timed, and those that are
+CLOSE = 0.05  # methods whose measured times differ by less than this share have no ranking
+MOST_ERROR = 0.15
+
+
+@dataclass(frozen=True)
+class Case:
+    """One method on so many hosts with lines of one rate: seconds of a synchronisation, measured and predicted."""
+
+    hosts: int
+    rate: str
+    method: str
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of what was measured."""
+        return abs(self.predicted_s - self.measured_s) / self.measured_s
+
+
+def main() -> None:
+    options = parser().parse_args()
+    if options.read:
+        cases = [Case(**record) for path in options.read for record in json.loads(Path(path).read_text("utf-8"))]
+    else:
+        torch.set_num_threads(1)
+        cases = [case for hosts in options.hosts for case in compare(hosts, options.rates, options.repetitions)]
+    if options.json:
+        Path(options.json).write_text(json.dumps([asdict(case) for case in cases], indent=1), "utf-8")
+    show(cases)
+    if options.picture:
+        draw(cases).savefig(options.picture, dpi=150)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks.prediction", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    made.add_argument("--hosts", type=_numbers, default=HOSTS, metavar="N,N", help="default: 2,4,8")
+    made.add_argument("--rates", type=lambda text: text.split(","), default=RATES, help="default: 10mbit,100mbit,1gbit")
+    made.add_argument("--repetitions", type=int, default=5, metavar="N", help="default: %(default)s")
+    made.add_argument("--json", metavar="FILE")
+    made.add_argument("--picture", metavar="FILE")
+    made.add_argument("--read", nargs="+", metavar="FILE", help="show what --json has written, without measuring")
+    return made
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def compare(hosts: int, rates: Sequence[str], repetitions: int) -> list[Case]:
+    """All methods on so many hosts, at all rates."""
+    computing = measure(hosts, None, 4 * repetitions)
+    found = []
+    for rate in rates:
+        measured = measure(hosts, rate, repetitions)
+        found += [
+            Case(hosts, rate, method, measured[method], computing[method] + line_seconds(method, hosts, rate))
+            for method in METHODS
+        ]
+    return found
+
+
+def measure(hosts: int, rate: str | None, repetitions: int) -> dict[str, float]:
+    """Seconds of a synchronisation by method, of the slowest rank, on emulated hosts.
+
+    The lower quartile: whatever else the machine does only ever adds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "bench.json"
+        bench = ["spardl", "bench", "--elements", str(ELEMENTS), "--density", str(DENSITY), "--json", str(target)]
+        bench += ["--methods", ",".join(METHODS), "--repetitions", str(repetitions), "--warmup", "1"]
+        lab = ["-m", "benchmarks.netlab", "--hosts", str(hosts), *(["--rate", rate] if rate else []), "--"]
+        done = subprocess.run([sys.executable, *lab, *bench], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"the measurement on {hosts} hosts failed:\n{done.stderr.strip()}")
+        records = [json.loads(line) for line in target.read_text("utf-8").splitlines()]
+    return {record["method"]: record["quartiles_s"][0] for record in records}
+
+
+def line_seconds(method: str, hosts: int, rate: str) -> float:
+    """What the simulator says that the lines take, once the method has settled."""
+    config = SyncConfig(method=method, density=DENSITY, dense_below=0)
+    bandwidth = bytes_per_second(rate) * SEGMENT / (FRAME + ANSWER / 2)
+
+    def seconds(steps: int) -> float:
+        return (
+            simulate(workers=hosts, elements=ELEMENTS, config=config, bandwidth=bandwidth, steps=steps).time_s * steps
+        )
+
+    settled = 0 if method == "dense" else SETTLED
+    line = (seconds(settled + TIMED) - (seconds(settled) if settled else 0.0)) / TIMED
+    return max(0.0, line - burst(rate) / bytes_per_second(rate))
+
+
+def agreement(cases: Sequence[Case]) -> tuple[int, int]:
+    """How many pairs of methods in the same setting are ranked alike, and how many there are that can be ranked."""
+    alike = pairs = 0
+    for first in cases:
+        for second in cases:
+            same = (first.hosts, first.rate) == (second.hosts, second.rate)
+            if not same or first.measured_s * (1 + CLOSE) >= second.measured_s:
+                continue
+            pairs += 1
+            alike += first.predicted_s < second.predicted_s
+    return alike, pairs
+
+
+def show(cases: Sequence[Case]) -> None:
+    rows = [
+        (
+            f"{case.hosts} hosts, {as_rate(bytes_per_second(case.rate))}",
+            case.method,
+            as_seconds(case.measured_s),
+            as_seconds(case.predicted_s),
+            f"{100 * (case.predicted_s / case.measured_s - 1):+.0f} %",
+        )
+        for case in cases
+    ]
+    median = statistics.median(case.error for case in cases)
+    alike, pairs = agreement(cases)
+    best = _winners_agree(cases)
+    note = (
+        f"median error {100 * median:.1f} % (at most {100 * MOST_ERROR:.0f} % wanted), largest"
+        f" {100 * max(case.error for case in cases):.0f} %; {alike} of {pairs} pairs of methods that measurably differ"
+        f" are ranked alike; the fastest method is the one predicted in {sum(best)} of {len(best)} settings."
+    )
+    table("one synchronisation", ("setting", "method", "measured", "predicted", "error"), rows, note=note)
+
+
+def _winners_agree(cases: Sequence[Case]) -> list[bool]:
+    """By setting, whether what is predicted to be fastest is, or is as fast as the fastest."""
+    found = []
+    for setting in dict.fromkeys((case.hosts, case.rate) for case in cases):
+        own = [case for case in cases if (case.hosts, case.rate) == setting]
+        chosen = min(own, key=lambda case: case.predicted_s)
+        found.append(chosen.measured_s <= min(case.measured_s for case in own) * (1 + CLOSE))
+    return found
+
+
+def draw(cases: Sequence[Case]) -> "Figure":
+    """Predicted over measured, both logarithmic, with the band of 15 %."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    from spardl.cli.curves import INK, MARKERS, PALETTE, STYLE
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 5.2), layout="constrained")
+        axes = figure.subplots()
+        ends = [min(case.measured_s for case in cases) / 1.5, max(case.measured_s for case in cases) * 1.5]
+        axes.plot(ends, ends, color=INK, linewidth=1)
+        axes.fill_between(
+            ends,
+            [(1 - MOST_ERROR) * end for end in ends],
+            [(1 + MOST_ERROR) * end for end in ends],
+            color=INK,
+            alpha=0.1,
+        )
+        for place, method in enumerate(METHODS):
+            for size, hosts in zip((25, 45, 70), HOSTS, strict=True):
+                own = [case for case in cases if case.method == method and case.hosts == hosts]
+                axes.scatter(
+                    [case.measured_s for case in own],
+                    [case.predicted_s for case in own],
+                    s=size,
+                    color=PALETTE[place],
+                    marker=MARKERS[place],
+                    alpha=0.8,
+                    label=method if hosts == HOSTS[-1] else None,
+                )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("measured (s)")
+        axes.set_ylabel("predicted (s)")
+        axes.set_title("one synchronisation on 2, 4 and 8 hosts (small to large marks)", loc="left", fontsize="medium")
+        axes.legend(frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    main()
