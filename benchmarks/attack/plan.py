@@ -18,15 +18,12 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 MERGED = {"density": 0.1, "dense_below": 0, "merge": "omgs"}
 
-# Where a rank can strike itself, and what it does there.
-PLACES = ("rendezvous", "attach", "forward", "hook", "round", "commit", "save", "step")
-
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of fault.
 
-    what     "kill", "stop", "raise", "memory" at a place of the rank's own; or "link", by the attacker
+    what     "kill", "stop", "raise", "memory", "disk", at a place of the rank's own; "link" and "file", from outside
     places   where
     victims  how many ranks
     harmless whether the run must come to its end all the same, with the same weights
@@ -61,6 +58,8 @@ KINDS = (
     Kind("two ranks stopped", "stop", ("round", "step"), victims=2, lasts=LONG),
     Kind("exception in forward, a hook or the data", "raise", ("forward", "hook", "step"), weight=2),
     Kind("out of memory", "memory", ("forward",)),
+    Kind("disk full while saving", "disk", ("writing",)),
+    Kind("checkpoint of another rank, of another world, or damaged", "file", ("swapped", "foreign", "not finite")),
     Kind("the wall clock jumps", "clock", ("step",), harmless=True),
     Kind("line down, and up in time", "link", ("step",), harmless=True, lasts=SHORT),
     Kind("line down", "link", ("step",), lasts=LONG, weight=2),
@@ -97,11 +96,11 @@ def trial_of(seed: int, kinds: tuple[Kind, ...] = KINDS, timeout: float = TIMEOU
     kind = chance.choices(kinds, [each.weight for each in kinds])[0]
     workers, place = chance.choice((3, 4)), chance.choice(kind.places)
     run = chance.choice(list(RUNS))
-    if place in ("hook", "probe"):
-        run = "direct" if place == "hook" else "merged"
+    if place in ("hook", "probe", "not finite"):
+        run = "merged" if place == "probe" else "direct"
     settings = MERGED if run == "merged" else RUNS[run]
     saves = range(2 * EVERY - 1, STEPS - 1, EVERY)
-    step = chance.choice(saves) if place == "save" else chance.randrange(EVERY + 1, STEPS - 1)
+    step = chance.choice(saves) if place in ("save", "writing") else chance.randrange(EVERY + 1, STEPS - 1)
     return Trial(
         seed=seed,
         kind=kind.name,

@@ -53,6 +53,8 @@ class Fault:
         elif what == "memory":
             resource.setrlimit(resource.RLIMIT_AS, (1 << 30, -1))
             torch.empty(1 << 40, dtype=torch.uint8)
+        elif what == "disk":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
         elif what == "clock":
             now = time.time
             time.time = lambda: now() - 1e6
@@ -165,6 +167,7 @@ class _Runner:
         """Each rank its own file, whole or not at all."""
         parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "sync": self._sync.state_dict()}
         partial = self._file(step).with_suffix(".partial")
+        self._fault.at("writing")
         torch.save(parts, partial)
         self._fault.at("save")
         partial.rename(self._file(step))

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.attack.lab import Lab
 from benchmarks.attack.plan import EVERY, STEPS, Trial
 from benchmarks.attack.rank import be_rank
 
 LONGEST = 12  # times its timeout: what a run may take in all; beyond, it hangs
+DAMAGED = 12  # the step of a checkpoint that is tampered with
 ATTEMPTS = 3  # at an undisturbed run, on a machine that may be too busy for its timeout
 IN_TIME_S = 2.0  # after the timeout, within which a survivor's error must come
 
@@ -59,8 +62,8 @@ class Attacker:
         expected = self._reference(trial)
         folder = Path(tempfile.mkdtemp(prefix="attack-"))
         try:
-            ends = self._run(trial, folder, disturbed=True)
-            self._judge(finding, ends, expected)
+            ends = self._run_on_damaged(trial, folder) if trial.fault.what == "file" else None
+            self._judge(finding, ends or self._run(trial, folder, disturbed=True), expected)
             if not trial.fault.harmless:
                 self._resume(finding, folder, expected)
         finally:
@@ -140,6 +143,20 @@ class Attacker:
                 elif pids[rank] in alive:
                     os.kill(pids[rank], signal.SIGCONT)
 
+    def _run_on_damaged(self, trial: Trial, folder: Path) -> list[dict[str, Any]]:
+        """Go on from a checkpoint of which one rank's file is not what it should be. The one before is whole."""
+        self._run(trial, folder)
+        for step in range(DAMAGED + EVERY, STEPS + 1, EVERY):
+            for file in folder.glob(f"step-{step}-rank-*.pt"):
+                file.unlink()
+        (victim,) = trial.victims
+        other = (victim + 1) % trial.workers
+        path = folder / f"step-{DAMAGED}-rank-{victim}.pt"
+        damage(path, folder / f"step-{DAMAGED}-rank-{other}.pt", trial.place)
+        ends = self._run(trial, folder, resume=DAMAGED)
+        path.unlink()
+        return ends
+
     # --- judging --------------------------------------------------------------------------------------------------
 
     def _judge(self, finding: Finding, ends: list[dict[str, Any]], expected: str) -> None:
@@ -151,7 +168,9 @@ class Attacker:
             elif trial.fault.harmless:
                 same = end.get("sha") == expected or (trial.run == "merged" and end["what"] == "finished")
                 finding.note("right weights" if same else "wrong weights", f"rank {rank}: {end}")
-            elif struck and trial.fault.what in ("kill", "raise", "memory"):
+            elif struck and trial.fault.what == "file":
+                finding.note("its own error" if end.get("ours") else "raw error", f"rank {rank}: {end}")
+            elif struck and trial.fault.what in ("kill", "raise", "memory", "disk"):
                 finding.note("killed" if trial.fault.what == "kill" else "its own error")
             elif end["what"] != "error":
                 finding.note("did not notice", f"rank {rank}: {end}")
@@ -182,6 +201,16 @@ class Attacker:
             # How layers are merged depends on times, so a run that plans anew may add in another order.
             same = end.get("sha") == expected or (trial.run == "merged" and "sha" in end)
             finding.note("resumed exactly" if same else "not resumed", f"rank {rank}: {end}")
+
+
+def damage(path: Path, other: Path, how: str) -> None:
+    """Make one rank's file another rank's, one of another world, or one with a value that is not finite."""
+    saved = torch.load(other if how == "swapped" else path, weights_only=True)
+    if how == "foreign":
+        saved["sync"]["workers"] += 1
+    elif how == "not finite":
+        next(iter(saved["sync"]["residuals"].values()))[0] = torch.nan
+    torch.save(saved, path)
 
 
 def _is_whole(folder: Path, step: int, workers: int) -> bool:

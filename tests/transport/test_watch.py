@@ -88,6 +88,23 @@ def test_a_rank_that_cannot_listen_cannot_be_asked() -> None:
         assert first.ask([1]) == {1: Silence.UNKNOWN}
 
 
+def test_a_rank_that_could_never_be_reached_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It told an address that leads elsewhere, as of a host that takes its own name for the loopback."""
+    with socket.create_server((HOST, 0)) as probe:
+        nobody = probe.getsockname()
+    told = module.gather_values
+
+    def misled(gather: Any, value: Any) -> list[Any]:
+        cards = told(gather, value)
+        cards[1]["port"] = nobody[1]
+        return cards
+
+    monkeypatch.setattr(module, "gather_values", misled)
+    with watches(3) as (first, _, third):
+        assert first.ask([1, 2]) == {1: Silence.UNKNOWN, 2: Standing()}
+        assert third.ask([0, 1]) == {0: Standing(), 1: Silence.UNKNOWN}
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from spardl import _torch_private
 from spardl.errors import PeerError
-from spardl.transport.patience import store_is_silent, within
+from spardl.transport.patience import PROBE_S, store_is_silent, within
 
 GRACE_S = 0.5  # beyond the timeout, for the store to answer
 FAREWELL_S = 1.0  # for which rank 0, whose end is the store's, waits until the others have heard who is missing
@@ -43,6 +43,13 @@ class Meeting:
         """Every rank's text, in rank order. Collective: who does not come is named."""
         texts: list[str] = self._ask(lambda: self._gather(text))
         return texts
+
+    def answers(self) -> bool:
+        """Whether the store is still there."""
+        try:
+            return bool(within(PROBE_S, lambda: self.place.check([f"here/{self._rank}"]), TimeoutError))
+        except (TimeoutError, dist.DistError):
+            return False
 
     def silent(self) -> PeerError:
         """The error for a store that does not answer."""

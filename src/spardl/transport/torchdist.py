@@ -95,7 +95,7 @@ class TorchTransport:
             return within(seconds + GRACE_S, make, lambda: TimeoutError(f"{MEETING} took longer than {seconds:g} s"))
         except (RuntimeError, TimeoutError) as error:
             verdict = self._inquire(self._others())
-            if meeting.place is not None and not verdict.faults:
+            if meeting.place is not None and not verdict.faults and not meeting.answers():
                 raise meeting.silent() from error
             did = f"did not come within {seconds:g} s"
             raise self._told(failures.judged(verdict, self.rank, self._who, did, MEETING)) from error

@@ -119,6 +119,14 @@ class Watch:
         ear.secret, ear.workers = bytes.fromhex(cards[0]["secret"]), len(cards)
         ear.last, ear.standing = time.monotonic(), _weakly(self)
         threading.Thread(target=_answer_all, args=(ear,), name="spardl-watch", daemon=True).start()
+        self._forget_wrong_places()
+
+    def _forget_wrong_places(self) -> None:
+        """Ask everybody once. Who is there and cannot be reached now never can be, and must not count as dead later."""
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        for peer, answer in self.ask(others[:CALLERS]).items():
+            if answer in (Silence.GONE, Silence.UNREACHABLE):
+                self._places[peer] = ("", 0)
 
     @property
     def size(self) -> int:
