@@ -14,7 +14,7 @@ import io
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any
@@ -41,7 +41,7 @@ from spardl.integrations.throttle import Throttle
 from spardl.kernels import for_device
 from spardl.metrics import SyncStats
 from spardl.sync.landing import Landing
-from spardl.sync.plan import Member
+from spardl.sync.plan import Member, plan_model
 from spardl.sync.session import Session
 from spardl.sync.state import gather_bytes
 from spardl.transport.base import run
@@ -96,8 +96,7 @@ class LocalSync(SyncHandle):
             if tensor.is_floating_point():
                 ranks.take_from_first(tensor, transport)
         self._replicas = {name: Replica(parameters[name]) for name in reversed(parameters)}
-        adaptive_steps = not any(isinstance(each, SGD) for each in self._optimizers)
-        rate = rule.rate(transport.workers, config.schedule.final, adaptive=adaptive_steps)
+        rate = outer_rate(rule, config, transport.workers, self._optimizers)
         self._outer = Outer(rule, rate, for_device(torch.device(transport.device)), self._optimizers)
         self._outer.begin({name: each.shared for name, each in self._replicas.items()})
         self._steps = 0  # of this rank's optimizers
@@ -106,6 +105,7 @@ class LocalSync(SyncHandle):
         self._refused = 0  # exchanges in a row
         self._swapped = False
         self._opened = self._exposed = 0.0
+        self.before_exchange: Callable[[], None] | None = None  # whoever wants to change settings between two
         self._boundary = Boundary(self._optimizers, self._step_is_over, scaler)
         self._size = size_of(self._optimizers)
         self._loading = plain_module(model).register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
@@ -138,6 +138,8 @@ class LocalSync(SyncHandle):
                 self._land()
 
     def _offer(self) -> None:
+        if self.before_exchange is not None:
+            self.before_exchange()
         with torch.no_grad():
             self._opened = time.perf_counter()
             throttle = self._throttle
@@ -346,3 +348,18 @@ class LocalSync(SyncHandle):
         with torch.no_grad():
             for replica in self._replicas.values():
                 replica.begin()
+
+
+def outer_rate(rule: LocalUpdates, config: SyncConfig, workers: int, optimizers: Sequence[Optimizer]) -> float:
+    """The factor of the agreed mean under these settings."""
+    adaptive_steps = not any(isinstance(each, SGD) for each in optimizers)
+    return rule.rate(workers, config.schedule.final, adaptive=adaptive_steps)
+
+
+def change_over(sync: LocalSync, config: SyncConfig) -> None:
+    """Exchange by these settings from the next time on; what waits moves along. Between exchanges, on all ranks."""
+    session = sync.session
+    members = [member for plan in session.plan for member in plan.members]
+    session.config = config
+    session.regroup(plan_model(config, members, session.transport.workers))
+    sync._outer.rate = outer_rate(sync.rule, config, session.transport.workers, sync._optimizers)

@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
+from spardl.integrations.rehearsal import Rehearsal, rehearse
 from spardl.planning.merging import Merging
 from spardl.train.evaluation import evaluate
 from spardl.train.keeper import Keeper
@@ -59,6 +60,20 @@ def train(
             run.finish()
         observer.epoch(run.close_epoch(figures))
     return run.report()
+
+
+def rehearse_recipe(recipe: Recipe, *, data_dir: Path | None = None) -> Rehearsal:
+    """Train a few steps without any exchange, to see what a step computes. Collective."""
+
+    def body() -> None:
+        run = Run(recipe, SyncConfig(method="dense"), data_dir)
+        run.model.train()
+        while len(run.history) < run.epochs:
+            for batches in run.rest_of_epoch():
+                train_step(run, batches, time.perf_counter())
+            run.close_epoch({})
+
+    return rehearse(body)
 
 
 def train_until_planned(recipe: Recipe, config: SyncConfig, *, data_dir: Path | None = None) -> Merging:
