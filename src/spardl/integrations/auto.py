@@ -29,7 +29,7 @@ from spardl.metrics import GroupStats, SyncStats
 from spardl.planning.candidates import DENSE, Candidate
 from spardl.planning.review import Review, Verdict
 from spardl.planning.survey import Survey, begin_with, conduct_survey
-from spardl.sync.plan import GroupPlan, plan_group
+from spardl.sync.plan import GroupPlan, plan_group, plan_model
 from spardl.sync.session import Observer, Session
 from spardl.transport.choice import transport_named
 from spardl.transport.ring import ring_share
@@ -114,20 +114,19 @@ class AutoSync(SyncHandle):
 
     def _become(self, config: SyncConfig | None) -> None:
         """Go on like this, or with None by DDP's own average, from the next step on. Collective, between steps."""
-        if self._inner is not None:
-            if config is None:
-                self._left_at = self._inner.session.sync.steps  # what residuals hold is sent by one more
-                self._leaving = True
-                self._inner.detach()
-                logger.info("rank %d goes back to DDP's own average", self._transport.rank)
-                return
-            self._leave()
-        if config is not None:
+        inner, rank = self._inner, self._transport.rank
+        if config is None and inner is not None:
+            self._left_at, self._leaving = inner.session.sync.steps, True  # what residuals hold is sent by one more
+            inner.detach()
+            logger.info("rank %d goes back to DDP's own average", rank)
+        elif config is not None and inner is not None:
+            change_over(inner, config)
+        elif config is not None:
             given = {name: value for name, value in self._given.items() if value is not None}
             self._inner = SparDLState(self._model, self._group, config=config, hooked=True, **given)
             for observer in self._observers:
                 self._inner.observe(observer)
-            logger.info("rank %d goes on with %s", self._transport.rank, Candidate(config).title)
+            logger.info("rank %d goes on with %s", rank, Candidate(config).title)
 
     def _leave(self) -> None:
         """The last sparse step is over: give back what it needed."""
@@ -150,7 +149,10 @@ class AutoSync(SyncHandle):
             if self._inner.session.sync.steps > self._left_at:
                 self._leave()
         elif self._review is not None and self._review.is_due:
+            before = self._inner
             self._look_again(self._review)
+            if self._inner is not before and self._inner is not None:
+                self._inner._before_forward(model)  # its own hook comes too late for this pass
 
     def _is_between(self) -> bool:
         if self._optimizers:
@@ -251,9 +253,8 @@ class AutoSync(SyncHandle):
         if not {"auto", "sync"} <= set(state):
             raise StateError('this is no state of method="auto"; attach the method that it was saved with.')
         settings, inner = state["auto"], state["sync"]
-        if self._inner is not None:
-            self._leave()
         if inner is None:
+            self._forget()
             return
         try:
             self._sparse = configure(self._asked, dict(settings))
@@ -262,6 +263,14 @@ class AutoSync(SyncHandle):
         self._become(self._sparse)
         assert self._inner is not None
         self._inner.load_state_dict(inner)
+
+    def _forget(self) -> None:
+        """Go back to DDP's own average, without what waits: a state without any has been loaded."""
+        if self._inner is not None and not self._leaving:
+            self._inner.session.wait()
+            for group in self._inner.session.sync.groups:
+                group.buffer.values.zero_()
+            self._become(None)
 
     def detach(self) -> None:
         """Stop choosing, and average densely from the next step on. Collective, between steps."""
@@ -282,3 +291,12 @@ def check_for_auto(config: SyncConfig, optimizer: Given) -> None:
             "LocalAdam divides before a selection, and DDP's own average, which may be chosen, has none; name a method,"
             ' or use torch.optim.AdamW with update="local".'
         )
+
+
+def change_over(state: SparDLState, config: SyncConfig) -> None:
+    """Synchronise by these settings from the next step on; what waits moves along. Collective, between steps."""
+    session = state.session
+    session.wait()
+    members = [member for plan in session.plan for member in plan.members]
+    session.config = config
+    session.regroup(plan_model(config, members, session.transport.workers))

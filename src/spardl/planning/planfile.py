@@ -17,7 +17,6 @@ from spardl.update import GRADIENTS, LocalUpdates, resolve
 
 VERSION = 1
 HINT = "make one with `spardl plan --out`"
-Plain = bool | int | float | str | list[Any]
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class PlanFile:
         if update not in (GRADIENTS, "local") or not all(_is_plain(value) for value in settings.values()):
             raise ConfigError(f"{path} has settings that no plan has; {HINT}.")
         _check(path, update, settings)
-        found = cls(
+        return cls(
             workers=_count(path, made, "workers"),
             elements=_count(path, made, "elements"),
             digest=str(made.get("model", "")),
@@ -74,12 +73,10 @@ class PlanFile:
             settings=settings,
             predicted=_table(path, given, "predicted") if "predicted" in given else {},
         )
-        found._check_workers(found.workers)
-        return found
 
     def check_for(self, workers: int, sizes: Mapping[str, int]) -> None:
         """Raise `ConfigError` unless it was made for so many workers and these parameters, by name and size."""
-        self._check_workers(workers)
+        self.check_workers(workers)
         elements = sum(sizes.values())
         if elements != self.elements:
             raise ConfigError(
@@ -92,7 +89,8 @@ class PlanFile:
                 " plan again with this model."
             )
 
-    def _check_workers(self, workers: int) -> None:
+    def check_workers(self, workers: int) -> None:
+        """Raise `ConfigError` unless it was made for so many."""
         if workers != self.workers:
             raise ConfigError(
                 f"this plan was made for {self.workers} workers, and there are {workers}; plan again with {workers}."

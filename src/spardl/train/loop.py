@@ -12,6 +12,7 @@ from spardl.config import SyncConfig
 from spardl.errors import ConfigError
 from spardl.integrations.rehearsal import Rehearsal, rehearse
 from spardl.planning.merging import Merging
+from spardl.planning.planfile import PlanFile
 from spardl.train.evaluation import evaluate
 from spardl.train.keeper import Keeper
 from spardl.train.optimizer import set_rate
@@ -27,19 +28,21 @@ def train(
     config: SyncConfig,
     *,
     rule: LocalUpdates | None = None,
+    plan: PlanFile | None = None,
     data_dir: Path | None = None,
     observer: Observer | None = None,
     keeper: Keeper | None = None,
 ) -> TrainReport:
     """Train from scratch, or from where `keeper` says; every rank calls it and gets the same report, but its own costs.
 
-    Gradients are synchronised, or, with a rule of local updates, weights.
+    Gradients are synchronised, or, with a rule of local updates, weights. With a `plan`, which rule and configuration
+    come from, the model must be the one that it was made for.
 
     Deterministic: the same arguments on the same number of ranks give the same weights, also of a run that was stopped
     and went on. Raises `Stopped` when the keeper was asked to stop, and has saved.
     """
     observer = observer or Quiet()
-    run = Run(recipe, config, data_dir, rule=rule)
+    run = Run(recipe, config, data_dir, rule=rule, plan=plan)
     if keeper is not None:
         keeper.restore(run)
     observer.begin(run.outline())

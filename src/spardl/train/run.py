@@ -20,8 +20,10 @@ from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
 from spardl.integrations.attach import attach
+from spardl.integrations.auto import AutoSync
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.optim.adam import LocalAdam
+from spardl.planning.planfile import PlanFile
 from spardl.train.data import DATASETS, load_data
 from spardl.train.dataset import DataSet
 from spardl.train.evaluation import averaged_statistics
@@ -62,7 +64,13 @@ class Run:
     """
 
     def __init__(
-        self, recipe: Recipe, config: SyncConfig, data_dir: Path | None = None, *, rule: LocalUpdates | None = None
+        self,
+        recipe: Recipe,
+        config: SyncConfig,
+        data_dir: Path | None = None,
+        *,
+        rule: LocalUpdates | None = None,
+        plan: PlanFile | None = None,
     ) -> None:
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
         self.recipe, self.settings = recipe, recipe.settings
@@ -75,13 +83,15 @@ class Run:
         self.rate = LearningRate(self.settings, self.steps_per_epoch, self.workers)
         torch.manual_seed(self.settings.seed)
         model = build_model(recipe.model, self.data.facts, self.data.name)
+        if plan is not None:
+            plan.check_for(self.workers, {name: each.numel() for name, each in model.named_parameters()})
         self.model = _distributed(model) if rule is None else model
         self.rule, self.config = rule, config
         # Sparse gradients are clipped, and momentum acts, before the selection.
         before = rule is None and is_sparse(config)
         self.optimizer = build_optimizer(self.model, self.settings, sparse=before)
         self.clip = None if before else self.settings.clip
-        self.sync = self._attach(before)
+        self.sync = self._attach(before) if plan is None or not config.is_dense else self._leave_to_ddp()
         self.step = 0
         self.carried: Any = None
         self.tally = Tally()
@@ -98,6 +108,13 @@ class Run:
             self.config = with_clip(self.config, self.settings, self.workers, _size(self.model))
         # The averaged gradient is clipped behind it, so momentum then stays where it comes after that.
         return attach(self.model, optimizer=self.optimizer if self.clip is None else False, config=self.config)
+
+    def _leave_to_ddp(self) -> SyncHandle:
+        """A plan has found that nothing beats DDP's own average, or that of all weights."""
+        if self.rule is not None:
+            return self._attach(before=False)
+        assert isinstance(self.model, DistributedDataParallel)
+        return AutoSync(self.model, optimizer=False, config=self.config, chooses=False)
 
     @property
     def module(self) -> nn.Module:
