@@ -50,7 +50,7 @@ AUTO, PLANNED = "auto", "planned"
 WARM_UP = 3
 STEPS = 3  # in a turn
 LEAST_TURNS, MOST_TURNS = 3, 40
-SECONDS = 30.0  # for all turns
+SECONDS = 12.0  # for all turns
 SLOW_S = 5.0  # a step that takes longer has no more than one turn of one step
 LONGEST_RACE = 3 * (SETTLING + MEASURED) + 10  # steps until auto has decided
 

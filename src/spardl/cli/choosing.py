@@ -167,7 +167,7 @@ def _row(offer: "Offer", title: str) -> tuple[str, ...]:
         if not offer.break_even
         else as_rate(_rounded(offer.break_even))
     )
-    plain = offer.candidate.is_dense and offer.candidate.rule is None
+    plain = offer.candidate.is_dense and offer.candidate.rule is None and not offer.candidate.halved
     return (
         title,
         as_seconds(offer.step),

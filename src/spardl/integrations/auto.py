@@ -93,7 +93,7 @@ class AutoSync(SyncHandle):
         self._sparse = self._asked
         model.register_comm_hook(self, auto_hook)
         self._hooks = [model.register_forward_pre_hook(Hook(self._before_forward))]
-        self._hooks += [each.register_step_post_hook(self._after_step) for each in self._optimizers]
+        self._hooks += [each.register_step_post_hook(self._note_step) for each in self._optimizers]
         if chooses:
             self._choose()
 
@@ -137,7 +137,7 @@ class AutoSync(SyncHandle):
         self._inner.session.end()
         self._inner, self._leaving = None, False
 
-    def _after_step(self, *_: Any) -> None:
+    def _note_step(self, *_: Any) -> None:
         self._stepped = True
 
     def _before_forward(self, model: DistributedDataParallel, *_: Any) -> None:
@@ -235,14 +235,11 @@ class AutoSync(SyncHandle):
 
     def state_dict(self) -> dict[str, Any]:
         """What was chosen, and the state of that, of *this rank*: save one file per rank, beside the model."""
-        return self._saved(None if self._inner is None else self._inner.state_dict())
+        return saved(self._sparse, None if self._inner is None else self._inner.state_dict())
 
     def gathered_state_dict(self) -> dict[str, Any]:
         """All ranks' states as one, the same on every rank, to be saved by any of them. Collective."""
-        return self._saved(None if self._inner is None else self._inner.gathered_state_dict())
-
-    def _saved(self, inner: dict[str, Any] | None) -> dict[str, Any]:
-        return {"auto": None if inner is None else Candidate(self._sparse).settings(), "sync": inner}
+        return saved(self._sparse, None if self._inner is None else self._inner.gathered_state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what was chosen then, from its state. Collective; it is looked at again like any choice.
@@ -300,3 +297,8 @@ def change_over(state: SparDLState, config: SyncConfig) -> None:
     members = [member for plan in session.plan for member in plan.members]
     session.config = config
     session.regroup(plan_model(config, members, session.transport.workers))
+
+
+def saved(config: SyncConfig, inner: dict[str, Any] | None) -> dict[str, Any]:
+    """A state: what was chosen, and the state of that; neither where DDP averages."""
+    return {"auto": None if inner is None else Candidate(config).settings(), "sync": inner}
