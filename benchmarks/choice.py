@@ -155,7 +155,7 @@ def plan(size: str) -> dict[str, Any]:
     rehearsal = rehearse(body)
     transport = transport_named("auto", None, timeout=300, device="cpu")
     config = spardl.SyncConfig(density=DENSITY)
-    survey = conduct_survey(config, None, transport, sum(rehearsal.sizes.values()), thorough=True)
+    survey = conduct_survey(config, None, transport, list(rehearsal.sizes.values()), thorough=True)
     best, _, _ = compare(survey, rehearsal.compute(transport))
     transport.close()
     if best.candidate.is_dense:

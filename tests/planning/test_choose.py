@@ -162,3 +162,20 @@ def test_a_candidate_says_how_to_get_it() -> None:
         " every=5, delay=1)"
     )
     assert "DistributedDataParallel(model)" in DENSE.python()
+
+
+def two_racks(order: tuple[int, ...]) -> Links:
+    """Four ranks in two racks, numbered as given."""
+    rack = {rank: place // 2 for place, rank in enumerate(order)}
+    latencies = tuple(
+        tuple(None if a == b else 1e-4 if rack[a] == rack[b] else 0.02 for b in range(4)) for a in range(4)
+    )
+    return Links(latencies, links().rates)
+
+
+def test_ranks_that_are_close_form_a_team() -> None:
+    """In the order that puts them side by side, where they are not numbered so."""
+    first = by_teams(SyncConfig(), two_racks((0, 2, 1, 3)), 10**6)[0]
+    assert first.options.teams == 2 and first.options.order == (0, 2, 1, 3)
+    assert "placed by nearness" in Candidate(first).title
+    assert by_teams(SyncConfig(), two_racks((0, 1, 2, 3)), 10**6)[0].options.order is None

@@ -42,10 +42,9 @@ def choose(options: argparse.Namespace, config: SyncConfig) -> int:
         rehearsal = rehearsed()
         transport = transport_named(config.transport, None, timeout=config.timeout, device=rehearsal.device)
         compute = rehearsal.compute(transport)
-        elements = sum(rehearsal.sizes.values())
         if place.workers == 1:
             raise ConfigError("one worker has nobody to synchronise with; give --workers 2 or more.")
-        survey = conduct_survey(config, rule, transport, elements, thorough=True)
+        survey = conduct_survey(config, rule, transport, list(rehearsal.sizes.values()), thorough=True)
         found = compare(survey, compute)
         transport.close()
         if place.rank == 0:

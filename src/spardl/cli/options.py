@@ -100,6 +100,8 @@ def _parsed(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
         try:
             return parse(text)
         except ValueError:
+            if name == "order":
+                raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks, write it like 0,2,1,3") from None
             kind = "a number" if name == "outer_rate" else "a whole number"
             raise argparse.ArgumentTypeError(f"{text!r} is neither {kind} nor auto") from None
 

@@ -73,7 +73,8 @@ class AutoSync(SyncHandle):
         if chooses:
             check_for_auto(self._asked, optimizer)
         self._parameters = dense_parameters(model)
-        self._elements = sum(member.elements for member in members_of(self._parameters))
+        self._sizes = [member.elements for member in members_of(self._parameters)]
+        self._elements = sum(self._sizes)
         self._optimizers = optimizers_of(optimizer)
         self._observers: list[Observer] = []
         self._past = GroupStats("past groups", 0)
@@ -105,7 +106,7 @@ class AutoSync(SyncHandle):
         if transport.workers == 1 or self._elements < self._asked.dense_below:
             self._become(None)
             return
-        survey = conduct_survey(self._asked, None, transport, self._elements, thorough=False)
+        survey = conduct_survey(self._asked, None, transport, self._sizes, thorough=False)
         pick, sparse = begin_with(survey)
         self.survey, self._sparse = survey, sparse.config
         dense = next(each for each in survey.trials if each.is_dense)

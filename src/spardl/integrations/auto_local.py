@@ -35,7 +35,7 @@ class AutoLocalSync(LocalSync):
         **given: Any,
     ) -> None:
         parameters = stepped_parameters(model, optimizers).values()
-        self._asked, self._elements = config, sum(each.numel() for each in parameters)
+        self._asked, self._sizes = config, [each.numel() for each in parameters]
         device: torch.device = next(iter(parameters)).device
         self._lines = transport_named(config.transport, process_group, timeout=config.timeout, device=device)
         self.survey: Survey | None = None
@@ -48,9 +48,9 @@ class AutoLocalSync(LocalSync):
 
     def _choose(self, rule: LocalUpdates) -> SyncConfig:
         """Measure. Collective, between exchanges."""
-        if self._lines.workers == 1 or self._elements < self._asked.dense_below:
+        if self._lines.workers == 1 or sum(self._sizes) < self._asked.dense_below:
             return self._asked
-        survey = conduct_survey(self._asked, rule, self._lines, self._elements, thorough=False)
+        survey = conduct_survey(self._asked, rule, self._lines, self._sizes, thorough=False)
         pick, sparse = begin_with(survey)
         dense = next(each for each in survey.trials if each.is_dense)
         self.survey, self._candidates = survey, {True: dense, False: sparse}

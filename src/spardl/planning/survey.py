@@ -46,24 +46,25 @@ class Survey:
 
 
 def conduct_survey(
-    asked: SyncConfig, rule: LocalUpdates | None, transport: Transport, elements: int, *, thorough: bool
+    asked: SyncConfig, rule: LocalUpdates | None, transport: Transport, sizes: Sequence[int], *, thorough: bool
 ) -> Survey:
-    """Probe the lines and time dense and its rivals: all of them, or only those that are likely to win.
+    """Probe the lines, and time dense and its rivals on tensors of these sizes: all rivals, or those likely to win.
 
     A thorough one times all first, a few at a time, and then once more those that came out best, beside dense.
     """
+    elements = sum(sizes)
     links = lines.probe(transport, all_pairs=None if thorough else False)
     dense, *sparse = list(rivals(asked, rule, links, elements))
     crowded = cores_per_rank(transport.gather_texts) < MIN_CORES_PER_RANK
     if not thorough:
         likely = [next(each for each in sparse if each.config.method == method) for method in QUICK]
-        return Survey(links, conduct([dense, *likely], transport, links, elements, seconds=QUICK_S), elements, crowded)
+        return Survey(links, conduct([dense, *likely], transport, links, sizes, seconds=QUICK_S), elements, crowded)
     trials: dict[Candidate, Trial] = {}
     for start in range(0, len(sparse), AT_ONCE):
         group = sparse[start : start + AT_ONCE]
-        trials |= conduct(group, transport, links, elements, seconds=THOROUGH_S * len(group) / len(sparse))
+        trials |= conduct(group, transport, links, sizes, seconds=THOROUGH_S * len(group) / len(sparse))
     finalists = sorted(trials, key=lambda each: trials[each].seconds / trials[each].elements)[: AT_ONCE - 1]
-    trials |= conduct([dense, *finalists], transport, links, elements, seconds=THOROUGH_S)
+    trials |= conduct([dense, *finalists], transport, links, sizes, seconds=THOROUGH_S)
     return Survey(links, trials, elements, crowded)
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from spardl.agreement import gather_values
 from spardl.collectives.program import AllReduce
@@ -38,15 +39,17 @@ def conduct(
     candidates: Sequence[Candidate],
     transport: Transport,
     links: Links,
-    elements: int,
+    sizes: Sequence[int],
     *,
     seconds: float,
 ) -> dict[Candidate, Trial]:
-    """Time each of them, for about so many seconds in all. Collective, between steps."""
+    """Time each of them on tensors of these sizes, for about so many seconds in all. Collective, between steps."""
     share = seconds / max(1, len(candidates)) / (WARM_UP + LEAST_TURNS)
     found: dict[Candidate, Trial] = {}
     crew = Crew.for_cores(cores_per_rank(transport.gather_texts))
-    rigs = {each: _Rig(each, transport, _affordable(each, links, elements, share), crew) for each in candidates}
+    elements = sum(sizes)
+    parts = {each: _scaled(sizes, _affordable(each, links, elements, share)) for each in candidates}
+    rigs = {each: _Rig(each, transport, parts[each], crew) for each in candidates}
     try:
         warm = {each: [rig.time() for _ in range(WARM_UP)][-1] for each, rig in rigs.items()}
         once = sum(_largest(transport, list(warm.values())))
@@ -76,6 +79,11 @@ def _affordable(candidate: Candidate, links: Links, elements: int, seconds: floa
     return max(min(most, candidate.config.dense_below, 1024), int(most * max(free, 0.1 * seconds) / moving))
 
 
+def _scaled(sizes: Sequence[int], elements: int) -> list[int]:
+    """As many tensors, smaller in proportion, none of them empty."""
+    return [max(1, size * elements // sum(sizes)) for size in sizes]
+
+
 def _largest(transport: Transport, mine: list[float]) -> list[float]:
     everyone = gather_values(transport.gather_texts, mine)
     return [max(column) for column in zip(*everyone, strict=True)]
@@ -84,8 +92,8 @@ def _largest(transport: Transport, mine: list[float]) -> list[float]:
 class _Rig:
     """One candidate's exchange, ready to be timed again and again."""
 
-    def __init__(self, candidate: Candidate, transport: Transport, elements: int, crew: Crew) -> None:
-        self.elements = elements
+    def __init__(self, candidate: Candidate, transport: Transport, sizes: Sequence[int], crew: Crew) -> None:
+        self.elements = elements = sum(sizes)
         self.bytes_sent = 0.0  # in the last exchange
         self._session: Session | None = None
         self._transport = transport
@@ -106,7 +114,8 @@ class _Rig:
         }
         config = replace(candidate.config, density=candidate.density, **bare)
         of_weights = candidate.rule is not None and candidate.rule.apply == "ahead"
-        plan = plan_group(config, [Member(NAME, elements)], transport.workers)
+        self._members = [Member(f"{NAME} {place}", size) for place, size in enumerate(sizes)]
+        plan = plan_group(config, self._members, transport.workers)
         self._session = Session(transport, config, [plan], of_weights=of_weights, crew=crew)
         self._exchange = self._land if of_weights else self._reduce
 
@@ -128,14 +137,20 @@ class _Rig:
 
     def _reduce(self) -> None:
         assert self._session is not None
-        self._session.submit(NAME, self._gradient)
+        for member, part in zip(self._members, self._parts(self._gradient), strict=True):
+            self._session.submit(member.name, part)
         self._session.close().result()
 
     def _land(self) -> None:
         assert self._session is not None
-        self._session.submit(NAME, self._gradient, shared=self._other)
+        own, shared = self._parts(self._gradient), self._parts(self._other)
+        for member, mine, common in zip(self._members, own, shared, strict=True):
+            self._session.submit(member.name, mine, shared=common)
         self._session.close().result()
         take_landings(self._session.sync)
+
+    def _parts(self, flat: Tensor) -> Sequence[Tensor]:
+        return torch.split(flat, [member.elements for member in self._members])
 
     def end(self) -> None:
         if self._session is not None:

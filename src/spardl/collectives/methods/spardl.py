@@ -10,6 +10,7 @@ For P workers in d teams of m = P/d, and k entries in all, a worker sends
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,6 +38,16 @@ def _check_teams(name: str, teams: object) -> None:
         raise ConfigError(f'teams={teams!r} is not a number of teams; give 1 or more, or teams="auto".')
 
 
+def _check_order(name: str, order: object) -> None:
+    if order is not None and not (isinstance(order, Sequence) and all(is_count(rank) for rank in order)):
+        raise ConfigError(f"order={order!r} lists no ranks; give all of them once, such as (0, 2, 1, 3).")
+
+
+def ranks_in(text: str) -> tuple[int, ...]:
+    """`0,2,1,3`, as the command line has it."""
+    return tuple(int(part) for part in text.split(","))
+
+
 @dataclass(frozen=True)
 class SparDLOptions(BlockOptions):
     """What can be chosen about SparDL."""
@@ -47,6 +58,14 @@ class SparDLOptions(BlockOptions):
         check=_check_teams,
         parse=lambda text: text if text == "auto" else int(text),
         metavar="N",
+    )
+    order: tuple[int, ...] | None = setting(
+        None,
+        "all ranks in the order in which they form teams, for those that are close to each other to be in one; none is"
+        " as they are numbered",
+        check=_check_order,
+        parse=ranks_in,
+        metavar="RANKS",
     )
     gather: str = setting(
         "auto",
@@ -62,6 +81,8 @@ class SparDLOptions(BlockOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "gather", SHORT.get(self.gather, self.gather))
+        if self.order is not None:
+            object.__setattr__(self, "order", tuple(self.order))
 
     def check_for(self, workers: int) -> None:
         teams = self.teams_of(workers)
@@ -71,6 +92,8 @@ class SparDLOptions(BlockOptions):
                 f"{workers} workers cannot form {teams} equal teams;"
                 f' choose teams from {divisors} or leave it to teams="auto".'
             )
+        if self.order is not None and sorted(self.order) != list(range(workers)):
+            raise ConfigError(f"order={self.order} does not list the ranks 0 to {workers - 1}, each once.")
         if self.gather == "recursive" and not is_power_of_two(teams):
             raise ConfigError(
                 f'gather="recursive" needs a power of two of teams, not {teams}; use gather="bruck" or gather="auto".'
@@ -90,7 +113,8 @@ class SparDLOptions(BlockOptions):
 
 
 class SparDL:
-    """Contiguous ranks form a team; members at the same position own the same block."""
+    """Ranks that follow one another, as numbered or in a given order, form a team; members at the same position own the
+    same block."""
 
     about: ClassVar[About] = About(
         paper="Zhao et al., ICDE 2024",
@@ -107,9 +131,10 @@ class SparDL:
         options.check_for(seat.workers)
         teams = options.teams_of(seat.workers)
         size = seat.workers // teams
-        team, position = divmod(seat.rank, size)
-        self.team = Team(tuple(range(team * size, (team + 1) * size)), position)
-        self.teams = Team(tuple(range(position, seat.workers, size)), team)
+        ranks = options.order or tuple(range(seat.workers))
+        team, position = divmod(ranks.index(seat.rank), size)
+        self.team = Team(ranks[team * size : (team + 1) * size], position)
+        self.teams = Team(ranks[position::size], team)
         self.layout = options.layout(seat.length, size)
         self.gather = options.gather_of(seat.workers)
         self.reduce_scatter = spar_reduce_scatter if options.selection == "lazy" else eager_reduce_scatter
