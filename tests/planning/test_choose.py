@@ -178,4 +178,4 @@ def test_ranks_that_are_close_form_a_team() -> None:
     first = by_teams(SyncConfig(), two_racks((0, 2, 1, 3)), 10**6)[0]
     assert first.options.teams == 2 and first.options.order == (0, 2, 1, 3)
     assert "placed by nearness" in Candidate(first).title
-    assert by_teams(SyncConfig(), two_racks((0, 1, 2, 3)), 10**6)[0].options.order is None
+    assert by_teams(SyncConfig(), two_racks((0, 1, 2, 3)), 10**6)[0].options.order == "numbered"

@@ -78,7 +78,7 @@ class Candidate:
         teams = getattr(self.config.options, "teams", "auto")
         if teams != "auto":
             words.append(f"{teams} team{'s' if teams != 1 else ''}")
-        if getattr(self.config.options, "order", ()):
+        if not isinstance(getattr(self.config.options, "order", ""), str):
             words.append("placed by nearness")
         if self.config.merge is not None:
             words.append("merged groups")

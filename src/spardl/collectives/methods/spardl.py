@@ -10,7 +10,6 @@ For P workers in d teams of m = P/d, and k entries in all, a worker sends
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from spardl.memory.memory import Memory
     from spardl.sparse import SparseBlocks
 
+NUMBERED = "numbered"
 SHORT = {"r": "recursive", "b": "bruck"}
 
 
@@ -39,13 +39,13 @@ def _check_teams(name: str, teams: object) -> None:
 
 
 def _check_order(name: str, order: object) -> None:
-    if order is not None and not (isinstance(order, Sequence) and all(is_count(rank) for rank in order)):
+    if order != NUMBERED and not (isinstance(order, list | tuple) and all(is_count(rank) for rank in order)):
         raise ConfigError(f"order={order!r} lists no ranks; give all of them once, such as (0, 2, 1, 3).")
 
 
-def ranks_in(text: str) -> tuple[int, ...]:
+def ranks_in(text: str) -> tuple[int, ...] | str:
     """`0,2,1,3`, as the command line has it."""
-    return tuple(int(part) for part in text.split(","))
+    return text if text == NUMBERED else tuple(int(part) for part in text.split(","))
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class SparDLOptions(BlockOptions):
         parse=lambda text: text if text == "auto" else int(text),
         metavar="N",
     )
-    order: tuple[int, ...] | None = setting(
-        None,
-        "all ranks in the order in which they form teams, for those that are close to each other to be in one; none is"
-        " as they are numbered",
+    order: tuple[int, ...] | str = setting(
+        NUMBERED,
+        "all ranks in the order in which they form teams, such as 0,2,1,3 where 0 and 2 are close to each other;"
+        " numbered is as they are",
         check=_check_order,
         parse=ranks_in,
         metavar="RANKS",
@@ -81,7 +81,7 @@ class SparDLOptions(BlockOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "gather", SHORT.get(self.gather, self.gather))
-        if self.order is not None:
+        if self.order != NUMBERED:
             object.__setattr__(self, "order", tuple(self.order))
 
     def check_for(self, workers: int) -> None:
@@ -92,7 +92,7 @@ class SparDLOptions(BlockOptions):
                 f"{workers} workers cannot form {teams} equal teams;"
                 f' choose teams from {divisors} or leave it to teams="auto".'
             )
-        if self.order is not None and sorted(self.order) != list(range(workers)):
+        if sorted(self.ranks_of(workers)) != list(range(workers)):
             raise ConfigError(f"order={self.order} does not list the ranks 0 to {workers - 1}, each once.")
         if self.gather == "recursive" and not is_power_of_two(teams):
             raise ConfigError(
@@ -104,6 +104,10 @@ class SparDLOptions(BlockOptions):
         if self.teams == "auto":
             return 2 if workers % 2 == 0 else 1
         return int(self.teams)
+
+    def ranks_of(self, workers: int) -> tuple[int, ...]:
+        """All ranks in the order in which they form teams."""
+        return tuple(range(workers)) if isinstance(self.order, str) else self.order
 
     def gather_of(self, workers: int) -> str:
         """How the teams of this worker count agree: "recursive" or "bruck"."""
@@ -131,7 +135,7 @@ class SparDL:
         options.check_for(seat.workers)
         teams = options.teams_of(seat.workers)
         size = seat.workers // teams
-        ranks = options.order or tuple(range(seat.workers))
+        ranks = options.ranks_of(seat.workers)
         team, position = divmod(ranks.index(seat.rank), size)
         self.team = Team(ranks[team * size : (team + 1) * size], position)
         self.teams = Team(ranks[position::size], team)
