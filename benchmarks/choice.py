@@ -28,10 +28,9 @@ from torch.optim import SGD
 import spardl
 from spardl.cli.output import as_ratio, as_seconds, table
 from spardl.integrations.auto import AutoSync
+from spardl.integrations.contest import Contest
 from spardl.integrations.rehearsal import rehearse
 from spardl.planning.review import MEASURED, SETTLING
-from spardl.planning.survey import compare, conduct_survey
-from spardl.transport.choice import transport_named
 
 RESULTS = Path(__file__).parent / "results" / "choice.json"
 RATES = ("10mbit", "100mbit", "1gbit", "unlimited")
@@ -152,12 +151,9 @@ def plan(size: str) -> dict[str, Any]:
         while True:
             way.step()
 
-    rehearsal = rehearse(body)
-    transport = transport_named("auto", None, timeout=300, device="cpu")
-    config = spardl.SyncConfig(density=DENSITY)
-    survey = conduct_survey(config, None, transport, list(rehearsal.sizes.values()), thorough=True)
-    best, _, _ = compare(survey, rehearsal.compute(transport))
-    transport.close()
+    contest = Contest(spardl.SyncConfig(density=DENSITY))
+    rehearse(body, contest)
+    best, _, _ = contest.result()
     if best.candidate.is_dense:
         return {}
     settings = best.candidate.settings()

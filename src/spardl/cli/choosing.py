@@ -16,6 +16,7 @@ from spardl.train.data import check_packages
 from spardl.train.recipes import choose_recipe
 
 if TYPE_CHECKING:
+    from spardl.integrations.contest import Contest
     from spardl.integrations.rehearsal import Rehearsal
     from spardl.planning.choose import Compute, Offer
     from spardl.planning.planfile import PlanFile
@@ -36,17 +37,16 @@ def choose(options: argparse.Namespace, config: SyncConfig) -> int:
     check_target(None if options.out is None else str(options.out))
 
     def work(place: Place) -> None:
-        from spardl.planning.survey import compare, conduct_survey
-        from spardl.transport.choice import transport_named
+        from spardl.integrations.contest import Contest
 
-        rehearsal = rehearsed()
-        transport = transport_named(config.transport, None, timeout=config.timeout, device=rehearsal.device)
-        compute = rehearsal.compute(transport)
         if place.workers == 1:
             raise ConfigError("one worker has nobody to synchronise with; give --workers 2 or more.")
-        survey = conduct_survey(config, rule, transport, list(rehearsal.sizes.values()), thorough=True)
-        found = compare(survey, compute)
-        transport.close()
+        contest = Contest(config, rule)
+        rehearsal = rehearsed(contest)
+        if contest.survey is None:  # it ended before it was told to
+            contest.begin(rehearsal, None)
+        found, survey, compute = contest.result(), contest.survey, contest.compute
+        assert survey is not None
         if place.rank == 0:
             best, rivals, others = found
             with records(options.json) as write:
@@ -75,17 +75,17 @@ def _name(options: argparse.Namespace) -> str:
     return str(options.recipe or options.script[0])
 
 
-def _subject(options: argparse.Namespace) -> "Callable[[], Rehearsal]":
+def _subject(options: argparse.Namespace) -> "Callable[[Contest], Rehearsal]":
     """What is rehearsed, checked before any rank starts."""
     if options.recipe is not None:
         batch = {} if options.batch_size is None else {"batch_size": options.batch_size}
         recipe = choose_recipe(options.recipe, given=batch)
         check_packages(recipe.data)
 
-        def from_recipe() -> "Rehearsal":
+        def from_recipe(contest: "Contest") -> "Rehearsal":
             from spardl.train.loop import rehearse_recipe
 
-            return rehearse_recipe(recipe, data_dir=options.data_dir)
+            return rehearse_recipe(recipe, contest, data_dir=options.data_dir)
 
         return from_recipe
     if not options.script:
@@ -94,10 +94,10 @@ def _subject(options: argparse.Namespace) -> "Callable[[], Rehearsal]":
     if not path.is_file():
         raise ConfigError(f"there is no script {path}.")
 
-    def from_script() -> "Rehearsal":
+    def from_script(contest: "Contest") -> "Rehearsal":
         from spardl.integrations.rehearsal import rehearse_script
 
-        return rehearse_script(path, arguments)
+        return rehearse_script(path, arguments, contest)
 
     return from_script
 
@@ -144,8 +144,9 @@ def show(
     table(
         f"What differs in time alone: {course}; and dense, which sends everything",
         COLUMNS,
-        [_row(offer, offer.candidate.title + (" <- wins" if offer is best else "")) for offer in rivals],
-        note="exposed: what a step waits for beyond computing; the last column: from this rate on dense wins",
+        [_row(offer, _named(offer, best)) for offer in rivals],
+        note="measured: in steps of this training; others are predicted. exposed: what a step waits for beyond"
+        " computing. The last column: from this rate on dense wins",
     )
     table(
         "What also changes learning, so that it is yours to decide (docs/convergence.md)",
@@ -156,6 +157,11 @@ def show(
     if best.candidate.is_dense:
         print('\nDense wins here: leave DDP as it is, or let attach(method="auto") look again while training.')
     print(f"\n    {best.candidate.python()}\n")
+
+
+def _named(offer: "Offer", best: "Offer") -> str:
+    how = " (measured)" if offer.measured else ""
+    return offer.candidate.title + how + (" <- wins" if offer is best else "")
 
 
 def _row(offer: "Offer", title: str) -> tuple[str, ...]:

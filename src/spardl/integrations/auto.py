@@ -104,16 +104,16 @@ class AutoSync(SyncHandle):
         """Measure, begin with what should be quickest, and let real steps decide. Collective, between steps."""
         transport = self._transport
         if transport.workers == 1 or self._elements < self._asked.dense_below:
-            self._become(None)
+            self.become(None)
             return
         survey = conduct_survey(self._asked, None, transport, self._sizes, thorough=False)
         pick, sparse = begin_with(survey)
         self.survey, self._sparse = survey, sparse.config
         dense = next(each for each in survey.trials if each.is_dense)
         self._review = Review(survey.exchange(sparse), survey.exchange(dense), pick.is_dense)
-        self._become(None if pick.is_dense else pick.config)
+        self.become(None if pick.is_dense else pick.config)
 
-    def _become(self, config: SyncConfig | None) -> None:
+    def become(self, config: SyncConfig | None) -> None:
         """Go on like this, or with None by DDP's own average, from the next step on. Collective, between steps."""
         inner, rank = self._inner, self._transport.rank
         if config is None and inner is not None:
@@ -166,7 +166,7 @@ class AutoSync(SyncHandle):
         if verdict is Verdict.SURVEY:
             self._choose()
         elif verdict is Verdict.SWITCH:
-            self._become(None if review.is_dense else self._sparse)
+            self.become(None if review.is_dense else self._sparse)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class AutoSync(SyncHandle):
             self._sparse = configure(self._asked, dict(settings))
         except (TypeError, ValueError) as error:
             raise StateError(f"this state was saved with settings that cannot be: {error}") from error
-        self._become(self._sparse)
+        self.become(self._sparse)
         assert self._inner is not None
         self._inner.load_state_dict(inner)
 
@@ -268,13 +268,13 @@ class AutoSync(SyncHandle):
             self._inner.session.wait()
             for group in self._inner.session.sync.groups:
                 group.buffer.values.zero_()
-            self._become(None)
+            self.become(None)
 
     def detach(self) -> None:
         """Stop choosing, and average densely from the next step on. Collective, between steps."""
         self._review = None
         if self._inner is not None and not self._leaving:
-            self._become(None)
+            self.become(None)
 
 
 def check_for_auto(config: SyncConfig, optimizer: Given) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
@@ -64,13 +64,27 @@ class Idle(SyncHandle):
         """There is nothing to stop."""
 
 
+class Sequel(Protocol):
+    """What follows when enough steps have been timed: steps with exchanges, or nothing."""
+
+    def begin(self, rehearsal: "Rehearsal", optimizer: Optimizer | None) -> bool:
+        """Whether there is anything to follow."""
+        ...
+
+    def step(self, seconds: float) -> bool:
+        """A step of it took so long; whether another one is to follow."""
+        ...
+
+
 class Rehearsal:
     """Watches the first model that is trained, and times its steps until there are enough of them.
 
     `sizes` are its parameters', by name, once it is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sequel: Sequel | None = None) -> None:
+        self._sequel = sequel
+        self._follows = False
         self.sizes: dict[str, int] = {}
         self.device = torch.device("cpu")
         self._clock = BackwardClock()
@@ -85,6 +99,11 @@ class Rehearsal:
     @property
     def steps(self) -> int:
         return len(self._steps)
+
+    @property
+    def model(self) -> nn.Module | None:
+        """As it is trained: DDP's, if DDP has wrapped it."""
+        return self._model
 
     # --- watching -------------------------------------------------------------------------------------------------
 
@@ -125,7 +144,7 @@ class Rehearsal:
             each.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, name))
 
     def _forward_begins(self) -> None:
-        if isinstance(self._model, DistributedDataParallel):
+        if isinstance(self._model, DistributedDataParallel) and not self._follows:
             self._model.require_backward_grad_sync = False
         if torch.is_grad_enabled():
             self._marks["forward"] = time.perf_counter()
@@ -156,16 +175,27 @@ class Rehearsal:
     def _after_step(self, optimizer: Optimizer) -> None:
         if not self._is_ours(optimizer):
             return
-        now = time.perf_counter()
+        now, begun = time.perf_counter(), self._begun
         self._add("optimizer", now - self._marks["optimizer"])
-        if self._begun is not None:
+        if self._follows:
+            assert begun is not None and self._sequel is not None
+            self._go_on(self._sequel.step(now - begun))
+            return
+        if begun is not None:
             self._clock.keep()
-            self._steps.append({**self._now, "whole": now - self._begun})
+            self._steps.append({**self._now, "whole": now - begun})
         self._now, self._begun = {}, now
         if len(self._steps) == WARM_UP:
             self._wanted = self._agree_on_steps()
         if len(self._steps) >= WARM_UP + self._wanted:
+            self._follows = self._sequel is not None
+            self._go_on(self._sequel is not None and self._sequel.begin(self, optimizer))
+
+    def _go_on(self, follows: bool) -> None:
+        """What has to be done between two steps is done."""
+        if not follows:
             raise Enough
+        self._begun = time.perf_counter()
 
     def _agree_on_steps(self) -> int:
         """As many as there is time for; the same on all ranks."""
@@ -200,21 +230,21 @@ class Rehearsal:
         return Compute(forward, backward, optimizer, other, profile)
 
 
-def rehearse(body: Callable[[], object]) -> Rehearsal:
+def rehearse(body: Callable[[], object], sequel: Sequel | None = None) -> Rehearsal:
     """Run `body`, which trains a model, until enough of its steps have been seen, or it ends."""
-    rehearsal = Rehearsal()
+    rehearsal = Rehearsal(sequel)
     with rehearsal.watching(), contextlib.suppress(Enough):
         body()
     return rehearsal
 
 
-def rehearse_script(path: Path, arguments: Sequence[str]) -> Rehearsal:
+def rehearse_script(path: Path, arguments: Sequence[str], sequel: Sequel | None = None) -> Rehearsal:
     """Run a script as Python would, in the process group that is there.
 
     Raises:
         ConfigError: it cannot be read, or fails.
     """
-    rehearsal = Rehearsal()
+    rehearsal = Rehearsal(sequel)
 
     def attach(model: nn.Module, **_: Any) -> Idle:
         rehearsal.watch(model)

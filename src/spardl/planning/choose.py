@@ -104,6 +104,7 @@ class Offer:
     break_even  bytes per second of a line at which dense is as fast; infinite where dense is never faster, 0 where it
                 always is
     timed       whether its own exchange was timed, and not another one of the same method
+    measured    whether the step was, in real training
     """
 
     candidate: Candidate
@@ -113,6 +114,7 @@ class Offer:
     speedup: float
     break_even: float
     timed: bool
+    measured: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
@@ -126,6 +128,7 @@ class Offer:
             "speedup_vs_dense": self.speedup,
             "break_even_bytes_per_second": self.break_even if math.isfinite(self.break_even) else None,
             "timed": self.timed,
+            "measured": self.measured,
         }
 
 

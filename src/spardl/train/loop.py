@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
-from spardl.integrations.rehearsal import Rehearsal, rehearse
+from spardl.integrations.rehearsal import Rehearsal, Sequel, rehearse
 from spardl.planning.merging import Merging
 from spardl.planning.planfile import PlanFile
 from spardl.train.evaluation import evaluate
@@ -65,18 +65,18 @@ def train(
     return run.report()
 
 
-def rehearse_recipe(recipe: Recipe, *, data_dir: Path | None = None) -> Rehearsal:
-    """Train a few steps without any exchange, to see what a step computes. Collective."""
+def rehearse_recipe(recipe: Recipe, sequel: Sequel | None = None, *, data_dir: Path | None = None) -> Rehearsal:
+    """Train a few steps without any exchange, to see what a step computes, then those of the sequel. Collective."""
 
     def body() -> None:
-        run = Run(recipe, SyncConfig(method="dense"), data_dir)
+        run = Run(recipe, None, data_dir)
         run.model.train()
         while len(run.history) < run.epochs:
             for batches in run.rest_of_epoch():
                 train_step(run, batches, time.perf_counter())
             run.close_epoch({})
 
-    return rehearse(body)
+    return rehearse(body, sequel)
 
 
 def train_until_planned(recipe: Recipe, config: SyncConfig, *, data_dir: Path | None = None) -> Merging:

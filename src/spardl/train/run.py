@@ -23,6 +23,7 @@ from spardl.integrations.attach import attach
 from spardl.integrations.auto import AutoSync
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.optim.adam import LocalAdam
+from spardl.integrations.rehearsal import Idle
 from spardl.planning.planfile import PlanFile
 from spardl.train.data import DATASETS, load_data
 from spardl.train.dataset import DataSet
@@ -60,13 +61,14 @@ class Run:
 
     `step` counts what has been done and `history` the epochs that are closed; together they are the position, also in
     the middle of an epoch. What is random in a step depends on its number, so there is no generator to save. With a
-    `rule`, ranks exchange weights that each steps by itself; without one, gradients.
+    `rule`, ranks exchange weights that each steps by itself; without one, gradients. Without a `config`, DDP averages
+    by itself.
     """
 
     def __init__(
         self,
         recipe: Recipe,
-        config: SyncConfig,
+        config: SyncConfig | None,
         data_dir: Path | None = None,
         *,
         rule: LocalUpdates | None = None,
@@ -86,12 +88,12 @@ class Run:
         if plan is not None:
             plan.check_for(self.workers, {name: each.numel() for name, each in model.named_parameters()})
         self.model = _distributed(model) if rule is None else model
-        self.rule, self.config = rule, config
+        self.rule, self.config = rule, config or SyncConfig(method="dense")
         # Sparse gradients are clipped, and momentum acts, before the selection.
-        before = rule is None and is_sparse(config)
+        before = rule is None and is_sparse(self.config)
         self.optimizer = build_optimizer(self.model, self.settings, sparse=before)
         self.clip = None if before else self.settings.clip
-        self.sync = self._attach(before) if plan is None or not config.is_dense else self._leave_to_ddp()
+        self.sync = Idle() if config is None else self._attached(plan is not None and config.is_dense, before)
         self.step = 0
         self.carried: Any = None
         self.tally = Tally()
@@ -109,10 +111,10 @@ class Run:
         # The averaged gradient is clipped behind it, so momentum then stays where it comes after that.
         return attach(self.model, optimizer=self.optimizer if self.clip is None else False, config=self.config)
 
-    def _leave_to_ddp(self) -> SyncHandle:
-        """A plan has found that nothing beats DDP's own average, or that of all weights."""
-        if self.rule is not None:
-            return self._attach(before=False)
+    def _attached(self, by_ddp: bool, before: bool) -> SyncHandle:
+        """With gradients, DDP may be left alone, where a plan has found that nothing beats it."""
+        if self.rule is not None or not by_ddp:
+            return self._attach(before)
         assert isinstance(self.model, DistributedDataParallel)
         return AutoSync(self.model, optimizer=False, config=self.config, chooses=False)
 
