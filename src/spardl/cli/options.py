@@ -143,6 +143,11 @@ def sync_config(options: argparse.Namespace, method: str | None = None, *, other
     settings = {name: getattr(options, name) for name in DEFAULTS if hasattr(options, name)}
     if method is not None:
         settings["method"] = method
+    if settings["method"] == "auto":
+        raise ConfigError(
+            "auto is for attach, in a script; here `spardl plan --recipe NAME --out plan.toml` chooses, and"
+            " `spardl train --plan plan.toml` takes it up."
+        )
     if options.density_warmup is not None:
         settings["density"] = _warmup(options.density_warmup, settings["density"])
     own = options_of(settings["method"])

@@ -25,6 +25,7 @@ from spardl.integrations.hooks import Hook
 from spardl.integrations.model import dense_parameters, facts_of, members_of
 from spardl.integrations.optim.adam import LocalAdam
 from spardl.integrations.optim.choice import Given, optimizers_of
+from spardl.integrations.setup import with_teams
 from spardl.metrics import GroupStats, SyncStats
 from spardl.planning.candidates import DENSE, Candidate
 from spardl.planning.review import Review, Verdict
@@ -33,7 +34,7 @@ from spardl.sync.plan import GroupPlan, plan_group, plan_model
 from spardl.sync.session import Observer, Session
 from spardl.transport.choice import transport_named
 from spardl.transport.ring import ring_share
-from spardl.transport.torchdist import Group
+from spardl.transport.torchdist import Group, member_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +67,10 @@ class AutoSync(SyncHandle):
         chooses: bool = True,
         **given: Any,
     ) -> None:
-        options = ("scaler", "team_size")
         self._model, self._group = model, process_group if process_group is not None else model.process_group
-        self._given = {"optimizer": optimizer, **{name: given.pop(name, None) for name in options}}
-        self._asked = configure(config, given)
+        self._given = {"optimizer": optimizer, "scaler": given.pop("scaler", None)}
+        team_size, workers = given.pop("team_size", None), len(member_ranks(self._group))
+        self._asked = with_teams(configure(config, given), process_group, team_size, workers)
         if chooses:
             check_for_auto(self._asked, optimizer)
         self._parameters = dense_parameters(model)
