@@ -30,7 +30,7 @@ from spardl.cli.output import as_ratio, as_seconds, table
 from spardl.integrations.auto import AutoSync
 from spardl.integrations.contest import Contest
 from spardl.integrations.rehearsal import rehearse
-from spardl.planning.review import MEASURED, SETTLING
+from spardl.planning.review import MOST_MEASURED, SETTLING
 
 RESULTS = Path(__file__).parent / "results" / "choice.json"
 RATES = ("10mbit", "100mbit", "1gbit", "unlimited")
@@ -51,7 +51,7 @@ STEPS = 3  # in a turn
 LEAST_TURNS, MOST_TURNS = 3, 40
 SECONDS = 12.0  # for all turns
 SLOW_S = 5.0  # a step that takes longer has no more than one turn of one step
-LONGEST_RACE = 3 * (SETTLING + MEASURED) + 10  # steps until auto has decided
+LONGEST_RACE = 2 * (SETTLING + MOST_MEASURED) + 10  # steps until auto has decided
 
 
 def main() -> None:

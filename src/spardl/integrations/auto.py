@@ -259,6 +259,8 @@ class AutoSync(SyncHandle):
             self._sparse = configure(self._asked, dict(settings))
         except (TypeError, ValueError) as error:
             raise StateError(f"this state was saved with settings that cannot be: {error}") from error
+        if self._leaving:
+            self._leave()
         self.become(self._sparse)
         assert self._inner is not None
         self._inner.load_state_dict(inner)

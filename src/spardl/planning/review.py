@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from spardl.planning.choose import MARGIN
 
 SETTLING = 2  # steps after a change that do not count
-MEASURED = 6  # steps that do
+MEASURED, MOST_MEASURED = 6, 40  # steps that do: more of short ones, which scatter more
+MEASURED_S = 0.6  # that they are to take together
 FIRST_CHECK, LAST_CHECK = 100, 3200  # steps from one check of a settled choice to the next; it doubles in between
 CHANGED = 1.3  # times as long, or as short, as a step was
 
@@ -36,6 +37,8 @@ class Review:
     dense: float
     is_dense: bool
     settled: float | None = None
+    loser: float | None = None  # what a step of the other way took, if there was a race
+    _needed: int = MEASURED
     _rival: float | None = None  # what a step of the other way took, where it has been tried
     _interval: int = FIRST_CHECK
     _steps: list[float] = field(default_factory=list)
@@ -51,16 +54,20 @@ class Review:
     @property
     def is_due(self) -> bool:
         """Whether there is something to decide; it depends on the number of steps alone."""
-        return len(self._steps) >= (MEASURED if self.settled is None else self._interval)
+        return len(self._steps) >= (self._needed if self.settled is None else self._interval)
 
     @property
     def median(self) -> float:
         """Of this rank's steps; all ranks decide by the same mean of these."""
-        return statistics.median(self._steps[-MEASURED:])
+        return statistics.median(self._steps[-MOST_MEASURED:])
 
     def decide(self, step: float) -> Verdict:
         """What to do, now that a step takes so many seconds on all ranks."""
+        if self.settled is None and len(self._steps) < (wanted := steps_of(step)):
+            self._needed = wanted
+            return Verdict.STAY
         self._steps.clear()
+        self._needed = MEASURED
         if self.settled is not None:
             return self._check(step)
         if self._rival is not None:
@@ -82,7 +89,7 @@ class Review:
         dense, sparse = (step, rival) if self.is_dense else (rival, step)
         better = sparse > (1 - MARGIN) * dense
         self._rival, self._ignored = None, 0
-        self.settled = dense if better else sparse
+        self.settled, self.loser = (dense, sparse) if better else (sparse, dense)
         if better == self.is_dense:
             return Verdict.STAY
         self.is_dense = better
@@ -91,6 +98,10 @@ class Review:
     def _check(self, step: float) -> Verdict:
         assert self.settled is not None
         self._interval = min(LAST_CHECK, 2 * self._interval)
-        if self.settled / CHANGED <= step <= self.settled * CHANGED:
-            return Verdict.STAY
-        return Verdict.SURVEY
+        lost = self.loser is not None and step > self.loser
+        return Verdict.SURVEY if lost or not self.settled / CHANGED <= step <= self.settled * CHANGED else Verdict.STAY
+
+
+def steps_of(seconds: float) -> int:
+    """How many steps of so many seconds are measured."""
+    return max(MEASURED, min(MOST_MEASURED, round(MEASURED_S / max(seconds, 1e-6))))
