@@ -12,6 +12,7 @@ from clusters import Cluster
 from conservation import check_step, heavy_tailed, total
 from spardl.choices import is_power_of_two
 from spardl.config import SyncConfig
+from spardl.errors import ConfigError
 
 VALUES = ("fp32", "bf16", "fp16", "int8", "int4", "int2", "int1")
 
@@ -230,3 +231,23 @@ def test_one_poisoned_rank_poisons_all(workers):
             gradients[bad][bad] = torch.inf
             cluster.step(gradients)
             assert all(cluster.poisoned)
+
+
+@pytest.mark.parametrize(
+    ("workers", "teams", "order"), [(4, 2, (0, 2, 1, 3)), (6, 3, (5, 1, 2, 0, 4, 3)), (6, 2, (3, 0, 1, 2, 5, 4))]
+)
+def test_teams_may_be_formed_of_ranks_in_any_order(workers, teams, order):
+    """Nothing is lost, and all ranks agree, also where those of one team are not numbered side by side."""
+    cluster = Cluster(workers, 300, SyncConfig(density=0.06, teams=teams, order=order))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        check_step(cluster, heavy_tailed(workers, 300, generator))
+    size = workers // teams
+    assert cluster.methods[order[0]].team.ranks == order[:size]
+
+
+def test_an_order_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="does not list the ranks 0 to 3"):
+        SyncConfig(order=(0, 1, 1, 3)).check_for(4)
+    with pytest.raises(ConfigError, match="lists no ranks"):
+        SyncConfig(order=(0, "b"))

@@ -101,6 +101,8 @@ def _parsed(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
         try:
             return parse(text)
         except ValueError:
+            if name == "order":
+                raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks, write it like 0,2,1,3") from None
             kind = "a number" if name == "outer_rate" else "a whole number"
             raise argparse.ArgumentTypeError(f"{text!r} is neither {kind} nor auto") from None
 
@@ -142,6 +144,11 @@ def sync_config(options: argparse.Namespace, method: str | None = None, *, other
     settings = {name: getattr(options, name) for name in DEFAULTS if hasattr(options, name)}
     if method is not None:
         settings["method"] = method
+    if settings["method"] == "auto":
+        raise ConfigError(
+            "auto is for attach, in a script; here `spardl plan --recipe NAME --out plan.toml` chooses, and"
+            " `spardl train --plan plan.toml` takes it up."
+        )
     if options.density_warmup is not None:
         settings["density"] = _warmup(options.density_warmup, settings["density"])
     own = options_of(settings["method"])

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spardl.cli.choosing import choose
 from spardl.cli.options import add_json_option, add_model_options, add_sync_options, add_worker_options, sync_config
 from spardl.cli.output import as_seconds, records, table
 from spardl.cli.parser import number_of
 from spardl.cli.plot import check_plot
 from spardl.cli.ranks import run_on_ranks
 from spardl.cli.units import bytes_per_second, seconds
+from spardl.cli.updates import add_update_options
 from spardl.config import MERGES, SyncConfig
 from spardl.errors import ConfigError
 from spardl.launch.place import Place
@@ -23,18 +25,29 @@ if TYPE_CHECKING:
     from spardl.planning.merging import Merging
     from spardl.planning.profile import Profile
 
-SUMMARY = "plan which layers to synchronise together, on a given network or on the real one, and draw a step's timeline"
+SUMMARY = (
+    "measure this network and a model or script, and say which settings win, dense included; or plan merged layers"
+)
 
 PLANNERS = [name for name in MERGES if name != "size:N"]
 SHAPE_WORKERS = 16
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    measured = parser.add_argument_group("measured", "Train a few steps on real ranks, time their links, and plan.")
+    measured = parser.add_argument_group(
+        "measured", "Train a few steps on real ranks, time lines and exchanges, and rank what could be done."
+    )
     measured.add_argument("--recipe", metavar="NAME", help="what to train: `spardl recipes` lists them")
+    measured.add_argument(
+        "--script",
+        nargs=argparse.REMAINDER,
+        metavar="FILE",
+        help="a training script of your own, and whatever it takes; comes last. It is run for a few steps",
+    )
+    measured.add_argument("--out", type=Path, metavar="FILE", help="write the winner to a plan, as TOML, or .json")
     measured.add_argument("--data-dir", type=Path, metavar="DIR", help="where the data set's files lie")
     measured.add_argument("--batch-size", type=number_of("examples"), metavar="N", help="examples per worker")
-    given = parser.add_argument_group("given", "Without --recipe: the shape of a model, on a network as described.")
+    given = parser.add_argument_group("given", "Without either: the shape of a model, on a network as described.")
     given.add_argument("--shape", default="resnet50", metavar="NAME", help="resnet50 or vgg16 (default: %(default)s)")
     given.add_argument("--backward", metavar="TIME", help="of the whole model, such as 120ms (default: its own)")
     given.add_argument("--latency", default="1ms", metavar="TIME", help="of a message (default: %(default)s)")
@@ -51,15 +64,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     shown = parser.add_argument_group("what it shows")
     shown.add_argument("--picture", metavar="FILE", help="draw the timeline of --merge against one group")
-    add_json_option(shown, "one record per planner")
+    add_json_option(shown, "one record per candidate, or per planner")
     add_worker_options(parser)
     add_sync_options(parser)
     add_model_options(parser)
+    add_update_options(parser)
     parser.set_defaults(merge="exact")
 
 
 def run(options: argparse.Namespace) -> int:
     config = sync_config(options)
+    if options.script is not None or (options.recipe is not None and not options.given & {"merge", "picture"}):
+        return choose(options, config)
+    if options.out is not None:
+        raise ConfigError("--out writes what was chosen; give --recipe or --script, without --merge and --picture.")
     if config.merge is None:
         raise ConfigError(f"without --merge there is nothing to plan; choose from {', '.join(MERGES)}.")
     check_plot(options.picture)

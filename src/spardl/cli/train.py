@@ -14,10 +14,13 @@ from spardl.cli.plot import check_plot, draw_run
 from spardl.cli.progress import observer
 from spardl.cli.ranks import run_on_ranks
 from spardl.cli.training import add_checkpoint_options, add_recipe_options, chosen_recipe, chosen_saving
-from spardl.cli.updates import add_update_options, chosen_update
+from spardl.cli.updates import add_update_options, chosen_update, given_local_settings
+from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError
 from spardl.launch.place import Place
 from spardl.launch.signals import asked_to_stop
+from spardl.planning.planfile import PlanFile
+from spardl.update import GRADIENTS, LocalUpdates, resolve
 
 if TYPE_CHECKING:
     from spardl.train.report import Observer, TrainReport
@@ -33,6 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_sync_options(parser)
     add_model_options(parser)
     add_update_options(parser)
+    parser.add_argument(
+        "--plan", type=Path, metavar="FILE", help="settings that `spardl plan --out` chose; those given here count more"
+    )
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +63,8 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     # What cannot work is refused before any worker starts.
-    rule, config = chosen_update(options, options.update, sync_config(options))
+    plan = PlanFile.read(options.plan) if options.plan is not None else None
+    rule, config = with_plan(options, plan) if plan else chosen_update(options, options.update, sync_config(options))
     recipe, saving = chosen_recipe(options), chosen_saving(options)
     check_log_dir(options.log_dir, resuming=saving.resume is not None)
     check_plot(options.plot)
@@ -74,15 +81,8 @@ def run(options: argparse.Namespace) -> int:
             asked: Callable[[], int] = stack.enter_context(asked_to_stop()) if saving.folder is not None else lambda: 0
             keeper = Keeper(saving, asked) if saving.folder is not None or saving.resume is not None else None
             recorder = GradientRecorder(*recording) if recording is not None else None
-            report = train(
-                recipe,
-                config,
-                rule=rule,
-                data_dir=options.data_dir,
-                observer=watcher,
-                keeper=keeper,
-                recorder=recorder,
-            )
+            how = {"rule": rule, "plan": plan, "data_dir": options.data_dir, "recorder": recorder}
+            report = train(recipe, config, **how, observer=watcher, keeper=keeper)
             write(report.to_dict())
         if place.rank == 0:
             if options.json != "-":
@@ -106,6 +106,22 @@ def chosen_recording(text: str | None) -> tuple[Path, int] | None:
         raise ConfigError(f"--record-gradients {text!r} is not FILE or FILE:STEPS, such as gradients.pt:4.")
     check_target(path)
     return Path(path), int(steps)
+
+
+def with_plan(options: argparse.Namespace, plan: PlanFile) -> "tuple[LocalUpdates | None, SyncConfig]":
+    """What a plan says, and on top of it what was given on the command line."""
+    place = Place.from_environment()
+    workers = place.workers if place else options.workers
+    if workers is None:
+        options.workers = workers = plan.workers
+    plan.check_workers(workers)
+    rule, planned = plan.config()
+    settings = sync_config(options).to_dict()
+    given = {name: settings[name] for name in options.given if name in settings}
+    found = configure(planned, {**given, "density": sync_config(options).density} if "density" in given else given)
+    update = options.update if "update" in options.given else rule or GRADIENTS
+    rule, _ = resolve(update, given_local_settings(options))
+    return rule, found
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """`attach`: one line on a model."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +14,17 @@ from spardl.choices import check_choice
 from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError, SparDLWarning
 from spardl.integrations.at_step import StepSync
+from spardl.integrations.auto import AUTO, AutoSync
+from spardl.integrations.auto_local import AutoLocalSync
 from spardl.integrations.ddp import SparDLState, spardl_hook
 from spardl.integrations.fsdp import BackwardSync
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.local import LocalSync
-from spardl.integrations.model import unwrap
+from spardl.integrations.model import COMPILED, plain_module, unwrap
 from spardl.integrations.optim.choice import Given, has_memory, optimizers_of, warn_of_losses
 from spardl.integrations.setup import check_scaler, with_teams
+from spardl.planning.candidates import DENSE
+from spardl.planning.planfile import PlanFile
 from spardl.transport.torchdist import Group, member_ranks
 from spardl.update import GRADIENTS, LocalUpdates, check_beside, resolve
 
@@ -37,9 +42,13 @@ def attach(
     when: str | None = None,
     team_size: int | None = None,
     config: SyncConfig | None = None,
+    plan: str | Path | None = None,
     **settings: Any,
 ) -> SyncHandle:
     """Synchronise this model sparsely from now on. Collective: every rank calls it, once, in the same way.
+
+    With method="auto" it measures lines and exchanges for a second or two, takes what is quickest, dense included, and
+    looks again while training goes on. Density, values and update rule stay those that were asked for.
 
     Args:
         model: for gradients, wrapped in DistributedDataParallel, or any module with `when` or `replicate`; for local
@@ -57,6 +66,8 @@ def attach(
             "step", which works for any module that nobody else synchronises. Default: whichever fits the model.
         team_size: workers per team, instead of `teams`.
         config: settings as one object.
+        plan: a file that `spardl plan` has written for this model and as many workers, instead of a method; settings
+            that are given beside it count more.
         settings: fields of `SyncConfig`, options of the method, and fields of `LocalUpdates`, on top of these.
 
     Returns:
@@ -68,21 +79,34 @@ def attach(
         ConfigMismatch: two ranks differ in settings or model.
         PeerError: a rank did not come.
     """
+    if plan is not None:
+        update, settings = planned(plan, model, process_group, update, {"config": config, **settings})
+        settings.pop("config")
     rule, others = resolve(update, settings)
     if process_group is not None and replicate is not None:
         raise ConfigError("replicate and process_group both say which ranks synchronise with each other; give one.")
     where = replicate if replicate is not None else process_group
     given: dict[str, Any] = {"optimizer": optimizer, "scaler": scaler, "team_size": team_size, "config": config}
+    chooses = others.get("method") == AUTO
+    if chooses:
+        del others["method"]
     if rule is not None:
         if when not in (None, "step"):
             raise ConfigError(f'when="{when}" is about gradients; local updates are exchanged after the step.')
-        return attach_locally(model, rule, where, **given, **others)
+        check_for_auto_in_parts(chooses, in_parts=replicate is not None)
+        return attach_locally(model, rule, where, chooses=chooses, **given, **others)
     moment = when_for(model, when, in_parts=replicate is not None)
+    in_backward = isinstance(_torch_private.uncompiled(model), FSDPModule)
+    check_for_auto_in_parts(chooses, in_parts=moment == "step" or in_backward)
     if moment == "step":
         return attach_at_step(model, where, **given, **others)
-    if isinstance(_torch_private.uncompiled(model), FSDPModule):
+    if in_backward:
         return attach_in_backward(model, where, **given, **others)
     ddp = unwrap(model)
+    if chooses:
+        return AutoSync(ddp, where, **given, **others)
+    if plan is not None and others["method"] == DENSE:  # DDP does that best by itself
+        return AutoSync(ddp, where, **given, **others, chooses=False)
     state = SparDLState(ddp, where, **given, **others)
     ddp.register_comm_hook(state, spardl_hook)
     return state
@@ -168,6 +192,15 @@ def check_without_backward(config: SyncConfig) -> None:
             raise ConfigError(f"{name} is for DDP, whose backward it goes along with; {instead}.")
 
 
+def check_for_auto_in_parts(chooses: bool, *, in_parts: bool) -> None:
+    """Raise `ConfigError` where a choice is asked for that nobody can measure."""
+    if chooses and in_parts:
+        raise ConfigError(
+            'method="auto" measures DDP models, and local updates of whole models; name a method for a model in parts, and'
+            " for gradients at the step."
+        )
+
+
 def attach_locally(
     model: nn.Module,
     rule: LocalUpdates,
@@ -177,9 +210,10 @@ def attach_locally(
     scaler: torch.amp.GradScaler | None,
     team_size: int | None,
     config: SyncConfig | None,
+    chooses: bool = False,
     **settings: Any,
 ) -> LocalSync:
-    """`attach` for local updates."""
+    """`attach` for local updates; `chooses`: by what method is to be measured."""
     optimizers = optimizers_of(optimizer)
     check_scaler(scaler, optimizers)
     inner = _torch_private.uncompiled(model)
@@ -190,4 +224,26 @@ def attach_locally(
         where = inner.process_group
     chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(where)))
     check_beside(chosen)
-    return LocalSync(model, optimizers, chosen, rule, scaler=scaler, process_group=where)
+    kind = AutoLocalSync if chooses else LocalSync
+    return kind(model, optimizers, chosen, rule, scaler=scaler, process_group=where)
+
+
+def planned(
+    path: str | Path, model: nn.Module, process_group: Group, update: str | LocalUpdates, settings: dict[str, Any]
+) -> tuple[str | LocalUpdates, dict[str, Any]]:
+    """The update rule and the settings of a plan, with those that were given beside it on top.
+
+    Raises:
+        ConfigError: there is no such plan, it is damaged, or it was made for another model or number of workers.
+    """
+    if settings["config"] is not None:
+        raise ConfigError("give plan=... or config=..., not both; settings beside a plan count more than its own.")
+    plan = PlanFile.read(path)
+    inner = plain_module(model)
+    sizes = {name.replace(COMPILED, ""): p.numel() for name, p in inner.named_parameters() if p.requires_grad}
+    where = process_group
+    if where is None and isinstance(_torch_private.uncompiled(model), DistributedDataParallel):
+        where = unwrap(model).process_group
+    plan.check_for(len(member_ranks(where)), sizes)
+    rule = plan.update if update == GRADIENTS else update
+    return rule, {**plan.settings, **settings}

@@ -13,7 +13,7 @@ import contextlib
 import io
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any
@@ -43,6 +43,7 @@ from spardl.integrations.throttle import Throttle
 from spardl.kernels import for_device
 from spardl.metrics import SyncStats
 from spardl.sync.landing import Landing
+from spardl.sync.plan import plan_model
 from spardl.sync.session import Session, compare_replicas
 from spardl.sync.state import gather_bytes
 from spardl.transport.base import run
@@ -103,8 +104,7 @@ class LocalSync(SyncHandle):
         transport = self.session.transport
         ranks.begin_alike(model, transport)
         self._replicas = {each.name: Replica(parameters[each.name]) for each in members}
-        adaptive_steps = not any(isinstance(each, SGD) for each in self._optimizers)
-        rate = rule.rate(transport.workers, config.schedule.final, adaptive=adaptive_steps)
+        rate = outer_rate(rule, config, transport.workers, self._optimizers)
         self._outer = Outer(rule, rate, for_device(torch.device(transport.device)), self._optimizers)
         self._outer.begin({name: each.shared for name, each in self._replicas.items()})
         self._steps = 0  # of this rank's optimizers
@@ -115,6 +115,7 @@ class LocalSync(SyncHandle):
         self._opened = self._exposed = 0.0
         names: dict[Tensor, str] = {each.parameter: name for name, each in self._replicas.items()}
         self._boundary = Boundary(self._optimizers, self._step_is_over, scaler, names)
+        self.before_exchange: Callable[[], None] | None = None  # whoever wants to change settings between two
         self._size = size_of(self._optimizers)
         self._loading = plain_module(model).register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
         logger.info(
@@ -146,6 +147,8 @@ class LocalSync(SyncHandle):
                 self._land()
 
     def _offer(self) -> None:
+        if self.before_exchange is not None:
+            self.before_exchange()
         with torch.no_grad():
             self._opened = time.perf_counter()
             throttle = self._throttle
@@ -351,3 +354,18 @@ class LocalSync(SyncHandle):
         with torch.no_grad():
             for replica in self._replicas.values():
                 replica.begin()
+
+
+def outer_rate(rule: LocalUpdates, config: SyncConfig, workers: int, optimizers: Sequence[Optimizer]) -> float:
+    """The factor of the agreed mean under these settings."""
+    adaptive_steps = not any(isinstance(each, SGD) for each in optimizers)
+    return rule.rate(workers, config.schedule.final, adaptive=adaptive_steps)
+
+
+def change_over(sync: LocalSync, config: SyncConfig) -> None:
+    """Exchange by these settings from the next time on; what waits moves along. Between exchanges, on all ranks."""
+    session = sync.session
+    members = [member for plan in session.plan for member in plan.members]
+    session.config = config
+    session.regroup(plan_model(config, members, session.transport.workers))
+    sync._outer.rate = outer_rate(sync.rule, config, session.transport.workers, sync._optimizers)

@@ -16,8 +16,8 @@ from spardl.sync.plan import Member
 COMPILED = "_orig_mod."  # what torch.compile puts before names
 
 
-def unwrap(model: object) -> DistributedDataParallel:
-    """The DDP model itself, also of one that was compiled after wrapping.
+def unwrap(model: object, *, hooked: bool = False) -> DistributedDataParallel:
+    """The DDP model itself, also of one that was compiled after wrapping. `hooked`: the hook that it has is ours.
 
     Raises:
         ConfigError: this is no DDP model, or it has a communication hook already.
@@ -28,7 +28,7 @@ def unwrap(model: object) -> DistributedDataParallel:
             f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it first, or give"
             ' when="step" or update="local".'
         )
-    if _torch_private.has_comm_hook(inner):
+    if not hooked and _torch_private.has_comm_hook(inner):
         raise ConfigError("this model has a communication hook already, and DDP takes only one; wrap the module anew.")
     return inner
 

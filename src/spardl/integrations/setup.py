@@ -41,10 +41,14 @@ class Setup:
         scaler: torch.amp.GradScaler | None = None,
         team_size: int | None = None,
         config: SyncConfig | None = None,
+        hooked: bool = False,
         **settings: Any,
     ) -> "Setup":
-        """Arguments as in `attach`. Raises `ConfigError` for what cannot work."""
-        ddp, optimizers = unwrap(model), optimizers_of(optimizer)
+        """Arguments as in `attach`; `hooked`: the hook that the model has already is ours.
+
+        Raises `ConfigError` for what cannot work.
+        """
+        ddp, optimizers = unwrap(model, hooked=hooked), optimizers_of(optimizer)
         where = process_group if process_group is not None else ddp.process_group
         chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(where)))
         check_scaler(scaler, optimizers)

@@ -10,7 +10,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
+from spardl.integrations.rehearsal import Rehearsal, Sequel, rehearse
 from spardl.planning.merging import Merging
+from spardl.planning.planfile import PlanFile
 from spardl.train.evaluation import evaluate
 from spardl.train.keeper import Keeper
 from spardl.train.optimizer import set_rate
@@ -28,6 +30,7 @@ def train(
     *,
     rule: LocalUpdates | None = None,
     rival: str | None = None,
+    plan: PlanFile | None = None,
     data_dir: Path | None = None,
     observer: Observer | None = None,
     keeper: Keeper | None = None,
@@ -35,14 +38,15 @@ def train(
 ) -> TrainReport:
     """Train from scratch, or from where `keeper` says; every rank calls it and gets the same report, but its own costs.
 
-    Gradients are synchronised, or, with a rule of local updates, weights; a `rival` averages gradients without us.
+    Gradients are synchronised, or, with a rule of local updates, weights; a `rival` averages gradients without us. With a
+    `plan`, which rule and configuration come from, the model must be the one that it was made for.
 
     Deterministic: the same arguments on the same number of ranks give the same weights, also of a run that was stopped
     and went on. Raises `Stopped` when the keeper was asked to stop, and has saved. A `recorder` sees the batches of a
     step first, and changes nothing.
     """
     observer = observer or Quiet()
-    run = Run(recipe, config, data_dir, rule=rule, rival=rival)
+    run = Run(recipe, config, data_dir, rule=rule, rival=rival, plan=plan)
     if keeper is not None:
         keeper.restore(run)
     observer.begin(run.outline())
@@ -65,6 +69,20 @@ def train(
         figures = run.note_test(figures_of(run)).figures if is_tested(run) else {}
         observer.epoch(run.close_epoch(figures))
     return run.report()
+
+
+def rehearse_recipe(recipe: Recipe, sequel: Sequel | None = None, *, data_dir: Path | None = None) -> Rehearsal:
+    """Train a few steps without any exchange, to see what a step computes, then those of the sequel. Collective."""
+
+    def body() -> None:
+        run = Run(recipe, None, data_dir)
+        run.model.train()
+        while len(run.history) < run.epochs:
+            for batches in run.rest_of_epoch():
+                train_step(run, batches, time.perf_counter())
+            run.close_epoch({})
+
+    return rehearse(body, sequel)
 
 
 def train_until_planned(recipe: Recipe, config: SyncConfig, *, data_dir: Path | None = None) -> Merging:

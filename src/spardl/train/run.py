@@ -20,7 +20,10 @@ from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
 from spardl.errors import ConfigError, StateError
 from spardl.integrations.attach import attach
+from spardl.integrations.auto import AutoSync
 from spardl.integrations.handle import SyncHandle
+from spardl.integrations.rehearsal import Idle
+from spardl.planning.planfile import PlanFile
 from spardl.train.data import DATASETS, load_data
 from spardl.train.dataset import DataSet
 from spardl.train.evaluation import averaged_statistics
@@ -60,17 +63,19 @@ class Run:
 
     `step` counts what has been done and `history` the epochs that are closed; together they are the position, also in
     the middle of an epoch. What is random in a step depends on its number, so there is no generator to save. With a
-    `rule`, ranks exchange weights that each steps by itself; without one, gradients. A `rival` averages these instead.
+    `rule`, ranks exchange weights that each steps by itself; without one, gradients. A `rival` averages these instead, and
+    without a `config` DDP does.
     """
 
     def __init__(
         self,
         recipe: Recipe,
-        config: SyncConfig,
+        config: SyncConfig | None,
         data_dir: Path | None = None,
         *,
         rule: LocalUpdates | None = None,
         rival: str | None = None,
+        plan: PlanFile | None = None,
     ) -> None:
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
         self.recipe, self.settings = recipe, recipe.settings
@@ -83,13 +88,15 @@ class Run:
         self.rate = LearningRate(self.settings, self.steps_per_epoch, self.workers)
         torch.manual_seed(self.settings.seed)
         model = build_model(recipe.model, self.data.facts, self.data.name)
+        if plan is not None:
+            plan.check_for(self.workers, {name: each.numel() for name, each in model.named_parameters()})
         self.model = _distributed(model, rival) if rule is None else model
-        self.rule, self.rival, self.config = rule, rival, config
+        self.rule, self.rival, self.config = rule, rival, config or SyncConfig(method="dense")
         # Sparse gradients are clipped, and momentum acts, before the selection.
-        before = rule is None and rival is None and is_sparse(config)
+        before = rule is None and rival is None and is_sparse(self.config)
         self.optimizer = build_optimizer(self.model, self.settings)
         self.clip = None if before else self.settings.clip
-        self.sync = self._attach(before)
+        self.sync = Idle() if config is None else self._attached(plan is not None and config.is_dense, before)
         self.step = 0
         self.carried: Any = None
         self.tally = Tally()
@@ -115,6 +122,13 @@ class Run:
             self.config = with_clip(self.config, self.settings)
         # The averaged gradient is clipped behind it, so momentum then stays where it comes after that.
         return attach(self.model, optimizer=self.optimizer if self.clip is None else False, config=self.config)
+
+    def _attached(self, by_ddp: bool, before: bool) -> SyncHandle:
+        """With gradients, DDP may be left alone, where a plan has found that nothing beats it."""
+        if self.rule is not None or not by_ddp:
+            return self._attach(before)
+        assert isinstance(self.model, DistributedDataParallel)
+        return AutoSync(self.model, optimizer=False, config=self.config, chooses=False)
 
     @property
     def module(self) -> nn.Module:

@@ -19,7 +19,7 @@ from spardl.choices import is_count, is_power_of_two, setting
 from spardl.collectives.bruck import gather_joined
 from spardl.collectives.method import About, BlockOptions, NoOptions, Seat
 from spardl.collectives.price import Price
-from spardl.collectives.program import Program, Team, ranks_from
+from spardl.collectives.program import Program, Team
 from spardl.collectives.reduce_scatter import eager_reduce_scatter, spar_reduce_scatter
 from spardl.collectives.snapshot import Snapshot
 from spardl.collectives.team_gather import TopController, bruck_team_gather, recursive_team_gather
@@ -29,12 +29,23 @@ if TYPE_CHECKING:
     from spardl.memory.memory import Memory
     from spardl.sparse import SparseBlocks
 
+NUMBERED = "numbered"
 SHORT = {"r": "recursive", "b": "bruck"}
 
 
 def _check_teams(name: str, teams: object) -> None:
     if teams != "auto" and not is_count(teams, least=1):
         raise ConfigError(f'teams={teams!r} is not a number of teams; give 1 or more, or teams="auto".')
+
+
+def _check_order(name: str, order: object) -> None:
+    if order != NUMBERED and not (isinstance(order, list | tuple) and all(is_count(rank) for rank in order)):
+        raise ConfigError(f"order={order!r} lists no ranks; give all of them once, such as (0, 2, 1, 3).")
+
+
+def ranks_in(text: str) -> tuple[int, ...] | str:
+    """`0,2,1,3`, as the command line has it."""
+    return text if text == NUMBERED else tuple(int(part) for part in text.split(","))
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,14 @@ class SparDLOptions(BlockOptions):
         check=_check_teams,
         parse=lambda text: text if text == "auto" else int(text),
         metavar="N",
+    )
+    order: tuple[int, ...] | str = setting(
+        NUMBERED,
+        "all ranks in the order in which they form teams, such as 0,2,1,3 where 0 and 2 are close to each other;"
+        " numbered is as they are",
+        check=_check_order,
+        parse=ranks_in,
+        metavar="RANKS",
     )
     gather: str = setting(
         "auto",
@@ -62,6 +81,8 @@ class SparDLOptions(BlockOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "gather", SHORT.get(self.gather, self.gather))
+        if self.order != NUMBERED:
+            object.__setattr__(self, "order", tuple(self.order))
 
     def check_for(self, workers: int) -> None:
         teams = self.teams_of(workers)
@@ -71,6 +92,8 @@ class SparDLOptions(BlockOptions):
                 f"{workers} workers cannot form {teams} equal teams;"
                 f' choose teams from {divisors} or leave it to teams="auto".'
             )
+        if sorted(self.ranks_of(workers)) != list(range(workers)):
+            raise ConfigError(f"order={self.order} does not list the ranks 0 to {workers - 1}, each once.")
         if self.gather == "recursive" and not is_power_of_two(teams):
             raise ConfigError(
                 f'gather="recursive" needs a power of two of teams, not {teams}; use gather="bruck" or gather="auto".'
@@ -82,6 +105,10 @@ class SparDLOptions(BlockOptions):
             return 2 if workers % 2 == 0 else 1
         return int(self.teams)
 
+    def ranks_of(self, workers: int) -> tuple[int, ...]:
+        """All ranks in the order in which they form teams."""
+        return tuple(range(workers)) if isinstance(self.order, str) else self.order
+
     def gather_of(self, workers: int) -> str:
         """How the teams of this worker count agree: "recursive" or "bruck"."""
         if self.gather == "auto":
@@ -90,7 +117,8 @@ class SparDLOptions(BlockOptions):
 
 
 class SparDL:
-    """Contiguous ranks form a team; members at the same position own the same block."""
+    """Ranks that follow one another, as numbered or in a given order, form a team; members at the same position own the
+    same block."""
 
     about: ClassVar[About] = About(
         paper="Zhao et al., ICDE 2024",
@@ -107,9 +135,10 @@ class SparDL:
         options.check_for(seat.workers)
         teams = options.teams_of(seat.workers)
         size = seat.workers // teams
-        team, position = divmod(seat.rank, size)
-        self.team = Team(ranks_from(team * size, (team + 1) * size), position)
-        self.teams = Team(ranks_from(position, seat.workers, size), team)
+        ranks = options.ranks_of(seat.workers)
+        team, position = divmod(ranks.index(seat.rank), size)
+        self.team = Team(ranks[team * size : (team + 1) * size], position)
+        self.teams = Team(ranks[position::size], team)
         self.layout = options.layout(seat.length, size)
         self.gather = options.gather_of(seat.workers)
         self.reduce_scatter = spar_reduce_scatter if options.selection == "lazy" else eager_reduce_scatter

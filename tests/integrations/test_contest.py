@@ -1,0 +1,84 @@
+"""Finalists are judged by real steps of the rehearsed training; what was not measured is corrected by what was."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from processes import on_processes
+from spardl.config import SyncConfig
+from spardl.integrations import contest as contests
+from spardl.integrations.contest import Contest, with_measured
+from spardl.integrations.rehearsal import LEAST_STEPS, WARM_UP, rehearse
+from spardl.planning import survey
+from spardl.planning.candidates import Candidate
+from spardl.planning.choose import Compute, Offer
+from training import mlp, sgd, train, weights_of
+
+DENSE = Candidate(SyncConfig(method="dense", density=1.0))
+TOPKA, GTOPK = (Candidate(SyncConfig(method=method)) for method in ("topka", "gtopk"))
+
+
+def offer(candidate: Candidate, step: float) -> Offer:
+    return Offer(candidate, step, step, bytes=1.0, speedup=2.0, break_even=1.0, timed=True)
+
+
+def test_measured_steps_take_the_place_of_predicted_ones() -> None:
+    found = with_measured(
+        [offer(TOPKA, 0.1), offer(GTOPK, 0.15), offer(DENSE, 0.2)], {TOPKA: 0.4, DENSE: 0.3}, Compute(forward=0.05)
+    )
+    assert [(each.candidate, each.measured) for each in found] == [(DENSE, True), (TOPKA, True), (GTOPK, False)]
+    assert [each.step for each in found] == pytest.approx([0.3, 0.4, 0.45])
+    assert found[1].speedup == pytest.approx(0.75) and found[1].exposed == pytest.approx(0.35)
+
+
+def contested(rank, workers):
+    survey.THOROUGH_S = 0.05
+    contests.LONGEST_S = 100.0
+    held = Contest(SyncConfig(density=0.05, dense_below=0))
+    steps = []
+
+    def body():
+        model = DistributedDataParallel(mlp(seed=0))
+        optimizer = sgd(model, momentum=0.9)
+        for step in itertools.count():
+            train(model, optimizer, [step])
+            steps.append(weights_of(model))
+
+    rehearsal = rehearse(body, held)
+    best, rivals, others = held.result()
+    raced = [each for each in rivals if each.measured]
+    return best.candidate.settings(), len(raced), len(others), rehearsal.sizes, len(steps), held.measured
+
+
+def test_dense_and_the_best_others_have_steps_of_their_own_and_all_ranks_find_the_same() -> None:
+    outcomes = on_processes(2, contested)
+    assert all(each[0] == outcomes[0][0] and each[5] == outcomes[0][5] for each in outcomes)
+    for _, raced, others, sizes, steps, measured in outcomes:
+        assert raced == len(measured) == 1 + contests.FINALISTS and others > 5
+        assert sum(sizes.values()) == sum(each.numel() for each in mlp().parameters())
+        each = contests.SETTLING + contests.MEASURED
+        assert steps >= WARM_UP + LEAST_STEPS + raced * each - 1
+
+
+def without_ddp(rank, workers):
+    survey.THOROUGH_S = 0.05
+    held = Contest(SyncConfig(density=0.05, dense_below=0))
+
+    def body():
+        model = mlp()
+        watched.watch(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train(model, optimizer, range(100))
+
+    from spardl.integrations.rehearsal import Enough, Rehearsal
+
+    watched = Rehearsal(held)
+    with watched.watching(), pytest.raises(Enough):
+        body()
+    return held.measured, held.result()[0].measured
+
+
+def test_without_ddp_the_survey_decides() -> None:
+    assert all(measured == {} and not decided for measured, decided in on_processes(2, without_ddp))
