@@ -196,8 +196,8 @@ def check_for_auto_in_parts(chooses: bool, *, in_parts: bool) -> None:
     """Raise `ConfigError` where a choice is asked for that nobody can measure."""
     if chooses and in_parts:
         raise ConfigError(
-            'method="auto" measures DDP models, and local updates of whole models; name a method for a model in parts, and'
-            " for gradients at the step."
+            'method="auto" measures DDP models, and local updates of whole models; name a method for a model in parts,'
+            " and for gradients at the step."
         )
 
 

@@ -38,8 +38,8 @@ def train(
 ) -> TrainReport:
     """Train from scratch, or from where `keeper` says; every rank calls it and gets the same report, but its own costs.
 
-    Gradients are synchronised, or, with a rule of local updates, weights; a `rival` averages gradients without us. With a
-    `plan`, which rule and configuration come from, the model must be the one that it was made for.
+    Gradients are synchronised, or, with a rule of local updates, weights; a `rival` averages gradients without us. With
+    a `plan`, which rule and configuration come from, the model must be the one that it was made for.
 
     Deterministic: the same arguments on the same number of ranks give the same weights, also of a run that was stopped
     and went on. Raises `Stopped` when the keeper was asked to stop, and has saved. A `recorder` sees the batches of a

@@ -63,8 +63,8 @@ class Run:
 
     `step` counts what has been done and `history` the epochs that are closed; together they are the position, also in
     the middle of an epoch. What is random in a step depends on its number, so there is no generator to save. With a
-    `rule`, ranks exchange weights that each steps by itself; without one, gradients. A `rival` averages these instead, and
-    without a `config` DDP does.
+    `rule`, ranks exchange weights that each steps by itself; without one, gradients. A `rival` averages these instead,
+    and without a `config` DDP does.
     """
 
     def __init__(
