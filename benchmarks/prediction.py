@@ -180,6 +180,10 @@ def _winners_agree(cases: Sequence[Case]) -> list[bool]:
     return found
 
 
+def _hosts(cases: Sequence[Case]) -> str:
+    return ", ".join(str(hosts) for hosts in sorted({case.hosts for case in cases}))
+
+
 def draw(cases: Sequence[Case]) -> "Figure":
     """Predicted over measured, both logarithmic, with the band of 15 %."""
     from matplotlib import rc_context
@@ -215,7 +219,9 @@ def draw(cases: Sequence[Case]) -> "Figure":
         axes.set_yscale("log")
         axes.set_xlabel("measured (s)")
         axes.set_ylabel("predicted (s)")
-        axes.set_title("one synchronisation on 2, 4 and 8 hosts (small to large marks)", loc="left", fontsize="medium")
+        axes.set_title(
+            f"one synchronisation on {_hosts(cases)} hosts (more hosts, larger marks)", loc="left", fontsize="medium"
+        )
         axes.legend(frameon=False)
     return figure
 
