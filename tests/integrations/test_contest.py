@@ -14,6 +14,7 @@ from spardl.integrations.rehearsal import LEAST_STEPS, WARM_UP, rehearse
 from spardl.planning import survey
 from spardl.planning.candidates import Candidate
 from spardl.planning.choose import Compute, Offer
+from spardl.planning.review import MEASURED
 from training import mlp, sgd, train, weights_of
 
 DENSE = Candidate(SyncConfig(method="dense", density=1.0))
@@ -58,7 +59,7 @@ def test_dense_and_the_best_others_have_steps_of_their_own_and_all_ranks_find_th
     for _, raced, others, sizes, steps, measured in outcomes:
         assert raced == len(measured) == 1 + contests.FINALISTS and others > 5
         assert sum(sizes.values()) == sum(each.numel() for each in mlp().parameters())
-        each = contests.SETTLING + contests.MEASURED
+        each = contests.SETTLING + MEASURED
         assert steps >= WARM_UP + LEAST_STEPS + raced * each - 1
 
 

@@ -20,13 +20,14 @@ from spardl.integrations.auto import AutoSync
 from spardl.integrations.rehearsal import Rehearsal
 from spardl.planning.candidates import Candidate
 from spardl.planning.choose import Compute, Offer, winner
+from spardl.planning.review import steps_of
 from spardl.planning.survey import Survey, compare, conduct_survey
 from spardl.transport.base import Transport
 from spardl.transport.choice import transport_named
 from spardl.update import LocalUpdates
 
 FINALISTS = 3  # beside dense
-SETTLING, MEASURED = 2, 5  # steps of each
+SETTLING = 2  # steps of each that do not count
 LONGEST_S = 1.0  # of a step that takes part
 
 
@@ -57,17 +58,18 @@ class Contest:
             return False
         self._auto = AutoSync(model, optimizer=optimizer, config=asked, chooses=False)
         model.require_backward_grad_sync = True
-        self._turns = ((each, step >= SETTLING) for each in finalists for step in range(SETTLING + MEASURED))
+        self._turns = ((each, turn >= SETTLING) for each, turns in finalists.items() for turn in range(turns))
         return self._next()
 
-    def _finalists(self) -> list[Candidate]:
-        """Dense and the best others, as predicted."""
+    def _finalists(self) -> dict[Candidate, int]:
+        """Dense and the best others, as predicted, and how many steps each gets."""
         assert self.survey is not None
         if self._rule is not None:
-            return []
+            return {}
         ranked = [offer for offer in self.survey.rank(self.compute) if offer.step <= LONGEST_S]
-        dense = [offer.candidate for offer in ranked if offer.candidate.is_dense]
-        return dense + [offer.candidate for offer in ranked if not offer.candidate.is_dense][:FINALISTS]
+        dense = [offer for offer in ranked if offer.candidate.is_dense]
+        best = dense + [offer for offer in ranked if not offer.candidate.is_dense][:FINALISTS]
+        return {offer.candidate: SETTLING + steps_of(offer.step) for offer in best}
 
     def _next(self) -> bool:
         before, self._now = self._now, next(self._turns, None)
