@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import OrderedDict
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -121,6 +123,35 @@ def test_a_dense_group_names_the_rank_that_stays_silent() -> None:
         assert found["peer"] == 2
         assert "rank 2 (127.0.0.1) answers, but came late or is elsewhere in its program" in found["text"]
         assert found["intact"]
+
+
+def stopped_at_attach(rank: int, workers: int, who: int, pids: Any, noticed: Any) -> tuple[int | None, str]:
+    """One rank is stopped before it attaches, until the others have noticed."""
+    model = DistributedDataParallel(mlp())
+    pids[rank] = os.getpid()
+    dist.barrier()
+    if rank == who:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(spardl.PeerError) as caught:
+        spardl.attach(model, optimizer=False, density=0.1, timeout=2)
+    if rank != who:
+        noticed.wait(60)
+        os.kill(pids[who], signal.SIGCONT)
+    return caught.value.peer, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("who", "words"), [(0, "its process is stopped or hangs"), (2, "rank 2 of 3 did not come within 2 s")]
+)
+def test_a_rank_that_is_stopped_before_attach_is_named_and_waited_for_no_longer_than_the_timeout(
+    who: int, words: str
+) -> None:
+    """Rank 0 keeps the store through which ranks meet: torch itself would wait for it without end."""
+    context = multiprocessing.get_context("fork")
+    found = on_processes(3, stopped_at_attach, who, context.Array("i", 3), context.Barrier(2))
+    for rank, (peer, text) in enumerate(found):
+        assert peer == who or rank == who, text
+        assert words in text or rank == who
 
 
 def renamed() -> nn.Module:
