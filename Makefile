@@ -3,6 +3,9 @@
 #   make test    runs the tests (make test-all: also those that take long)
 # One more, as root, in half an hour on a quiet machine:
 #   make bench   measures everything in docs/performance.md and writes that page
+# And for those who publish:
+#   make dist    builds a wheel and a source archive in dist/
+#   make docs    builds the pages of docs/ as a site in site/, and fails on any broken link
 # torch from PyPI may bring the CUDA libraries; TORCH_INDEX=... names an index with CPU builds, which spares them.
 
 PYTHON ?= python3
@@ -14,7 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-all bench check format clean
+.PHONY: demo test test-all bench check format dist docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spardl needs Python 3.11 or newer; give one with PYTHON=...")'
@@ -48,6 +51,15 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix src tests benchmarks examples
 	$(BIN)/ruff format src tests benchmarks examples
 
+# Without isolation: what builds is pinned and installed already.
+dist: $(INSTALLED)
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	@ls dist/*
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The site begins at site/index.html; mkdocs serve shows it while you write."
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -prune -exec rm -rf {} +

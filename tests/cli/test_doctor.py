@@ -1,4 +1,4 @@
-"""`spardl doctor` says in sentences what it found, what is wrong and what to do, and ends with 1 if anything is wrong."""
+"""`spardl doctor` says in sentences what it found, what is wrong and what to do; 1 is its answer if anything is."""
 
 import socket
 from pathlib import Path
