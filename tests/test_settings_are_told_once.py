@@ -132,8 +132,9 @@ def test_a_keyword_in_the_documents_exists(function: str, keyword: str) -> None:
 def test_a_setting_with_a_value_in_the_documents_is_one() -> None:
     """`name=value` between backticks."""
     known = {name for call in CALLS.values() for name in inspect.signature(call).parameters} | set(SETTINGS)
-    # Of a session, of who writes a method, and of Lightning's Trainer.
-    others = {"commit", "dense", "by_blocks", "choices", "strategy"}
+    others = {"commit", "dense", "by_blocks", "choices"}  # of a session, and of who writes a method
+    # Of Lightning, Accelerate and the Trainer, on their pages.
+    others |= {"strategy", "precision", "ckpt_path", "mixed_precision", "save_only_model", "ddp_find_unused_parameters"}
     for page in PAGES:
         for code in pieces_of_code(page):
             found = re.match(r"([a-z_]+)=", code)

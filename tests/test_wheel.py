@@ -47,7 +47,7 @@ def run(installed: Path, cwd: Path, *arguments: str) -> str:
     """What a command of the installed package prints, in a folder that is not the repository's."""
     env = environment(PYTHONPATH=installed)
     command = [sys.executable, "-P", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
