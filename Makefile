@@ -1,5 +1,5 @@
 # Two commands on a fresh machine with Python 3.11+, make and a C compiler:
-#   make demo    trains digits with 4 local workers, dense and sparse, three times each, and compares the means
+#   make demo    trains digits with 4 local workers, dense and sparse, three times each, compares the means, and draws them
 #   make test    runs the tests (make test-all: also those that take long)
 # One more, as root, in half an hour on a quiet machine:
 #   make bench   measures everything in docs/performance.md and writes that page
@@ -28,7 +28,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/spardl compare --recipe digits --epochs 8 --seeds 0,1,2 --workers 4 --methods dense,spardl --updates local --density 0.01
+	mkdir -p runs/demo
+	$(BIN)/spardl compare --recipe digits --epochs 8 --seeds 0,1,2 --workers 4 --methods dense,spardl --updates local --density 0.01 --pictures runs/demo --page runs/demo/demo.html
+	@echo "The pictures are in runs/demo, and runs/demo/demo.html has them with the tables: open it in a browser."
 	@echo "All workers share this machine, so fewer bytes save no time here; docs/performance.md has times on slower lines."
 
 test: $(INSTALLED)

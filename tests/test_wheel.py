@@ -52,13 +52,14 @@ def run(installed: Path, cwd: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_has_every_module_and_nothing_else(built: Path) -> None:
+def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     source = ROOT / "src"
-    modules = {path.relative_to(source).as_posix() for path in (source / "spardl").rglob("*.py")}
-    assert names == modules | {"spardl/py.typed"}
+    files = {path for path in (source / "spardl").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert names == {path.relative_to(source).as_posix() for path in files}
+    assert {"spardl/py.typed", "spardl/dashboard/page.js"} <= names
 
 
 def test_the_source_archive_has_what_tests_and_pages_need(built: Path) -> None:

@@ -114,7 +114,7 @@ class LocalSync(SyncHandle):
         self._future: Future[bool] | None = None  # of it, until it has been fetched
         self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
         self._swapped = False
-        self._opened = self._exposed = 0.0
+        self._opened = self.seconds_exposed = 0.0
         self._boundary = Boundary(self._optimizers, self._step_is_over, scaler)
         self._size = size_of(self._optimizers)
         self._loading = plain_module(model).register_load_state_dict_post_hook(Hook(lambda *_: self._on_loaded()))
@@ -169,7 +169,7 @@ class LocalSync(SyncHandle):
             return
         started = time.perf_counter()
         counted = self._future.result()
-        self._exposed += time.perf_counter() - started
+        self.seconds_exposed += time.perf_counter() - started
         self._future = None
         if self._throttle is not None:
             self.session.wait()  # for an adjustment, which all ranks make after the same exchange
@@ -241,7 +241,7 @@ class LocalSync(SyncHandle):
 
     def stats(self) -> SyncStats:
         stats = super().stats()
-        stats.seconds_exposed = self._exposed
+        stats.seconds_exposed = self.seconds_exposed
         return stats
 
     def _leave(self) -> None:
