@@ -1,11 +1,14 @@
 # Two commands on a fresh machine with Python 3.11+, make and a C compiler:
-#   make demo    trains digits with 4 local workers, dense and sparse, three times each, and compares the means
+#   make demo    trains digits with 4 local workers, dense and sparse, three times each, compares the means, and draws them
 #   make test    runs the tests (make test-all: also those that take long)
 # One more, as root, in half an hour on a quiet machine:
 #   make bench   measures everything in docs/performance.md and writes that page
 # Two that look for trouble, the first one best as root:
 #   make attack  400 runs with a fault each, in about an hour and a half; writes the table in docs/trust.md
 #   make soak    10,000 steps, some minutes: nothing grows, all ranks stay alike
+# And for those who publish:
+#   make dist    builds a wheel and a source archive in dist/
+#   make docs    builds the pages of docs/ as a site in site/, and fails on any broken link
 # torch from PyPI may bring the CUDA libraries; TORCH_INDEX=... names an index with CPU builds, which spares them.
 
 PYTHON ?= python3
@@ -17,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-all bench attack soak check format clean
+.PHONY: demo test test-all bench attack soak check format dist docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spardl needs Python 3.11 or newer; give one with PYTHON=...")'
@@ -28,7 +31,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/spardl compare --recipe digits --epochs 8 --seeds 0,1,2 --workers 4 --methods dense,spardl --updates local --density 0.01
+	mkdir -p runs/demo
+	$(BIN)/spardl compare --recipe digits --epochs 8 --seeds 0,1,2 --workers 4 --methods dense,spardl --updates local --density 0.01 --pictures runs/demo --page runs/demo/demo.html
+	@echo "The pictures are in runs/demo, and runs/demo/demo.html has them with the tables: open it in a browser."
 	@echo "All workers share this machine, so fewer bytes save no time here; docs/performance.md has times on slower lines."
 
 test: $(INSTALLED)
@@ -57,6 +62,15 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix src tests benchmarks examples
 	$(BIN)/ruff format src tests benchmarks examples
 
+# Without isolation: what builds is pinned and installed already.
+dist: $(INSTALLED)
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	@ls dist/*
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The site begins at site/index.html; mkdocs serve shows it while you write."
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -prune -exec rm -rf {} +

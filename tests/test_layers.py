@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sparse",),
     ("wire",),
     ("memory",),
+    ("dashboard",),
     ("collectives",),
     ("config",),
     ("transport",),

@@ -30,6 +30,7 @@ COMMAND_LINES: dict[str, tuple[tuple[object, ...], str]] = {
     "plan": (("plan",), "mgwfbp"),
     "simulate": (("simulate", "--elements", 1000), "nothing lost"),
     "methods": (("methods",), "Zhao et al."),
+    "doctor": (("doctor", "--workers", 2, "--seconds", 0.1), "All "),
 }
 
 

@@ -1,4 +1,4 @@
-"""README's complete script is examples/ddp.py, and it runs as it is printed."""
+"""The complete script of the tutorial is examples/ddp.py, and it runs as it is printed."""
 
 import re
 from pathlib import Path
@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "ddp.py"
 
 
-def test_the_script_in_readme_is_the_example() -> None:
+def test_the_script_in_the_tutorial_is_the_example() -> None:
     """Letter by letter, so what is tested below is what people copy."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (printed,) = re.findall(r"## The smallest complete script\n.*?```python\n(.*?)```", readme, re.DOTALL)
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    (printed,) = re.findall(r"## The smallest complete script\n.*?```python\n(.*?)```", page, re.DOTALL)
     assert printed == EXAMPLE.read_text(encoding="utf-8")
 
 

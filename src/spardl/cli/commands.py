@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from spardl.choices import check_choice
-from spardl.cli import bench, compare, data, methods, plan, recipes, simulate, train
+from spardl.cli import bench, compare, data, doctor, methods, plan, recipes, simulate, train
 from spardl.cli.file import read_options
 from spardl.cli.parser import Parser
 from spardl.version import __version__
@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": plan,
     "simulate": simulate,
     "methods": methods,
+    "doctor": doctor,
 }
 
 DESCRIPTION = "Sparse gradient synchronisation for data-parallel PyTorch."

@@ -1,7 +1,7 @@
-"""Every setting on one line: what `spardl methods --settings` prints, and the table in README.md.
+"""Every setting on one line: what `spardl methods --settings` prints, and the table in docs/settings.md.
 
 Names, defaults, choices and texts are those that the settings declare (`choices.setting`), so nobody writes them twice.
-A test compares README with `markdown`.
+A test compares that page with `markdown`.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ def rows(methods: Iterable[str] = METHODS) -> Iterator[Row]:
 
 
 def markdown(methods: Iterable[str] = METHODS) -> str:
-    """The table of README.md."""
+    """The table of docs/settings.md."""
     lines = ["| setting | default | choices | methods | |", "| --- | --- | --- | --- | --- |"]
     lines += [f"| `{setting}` | {' | '.join(others)} |" for setting, *others in rows(methods)]
     return "\n".join(lines)

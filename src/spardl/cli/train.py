@@ -4,8 +4,9 @@ import argparse
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from spardl.cli.board import Board, add_dashboard_options, board_for, check_dashboard
 from spardl.cli.log import Log, check_log_dir
 from spardl.cli.options import add_model_options, add_sync_options, add_worker_options, sync_config
 from spardl.cli.output import as_bytes, as_figure, as_percent, as_seconds, check_target, records, table
@@ -58,6 +59,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE[:STEPS]",
         help="write every worker's own gradients of the first steps (default: 1), for `spardl simulate --gradients`",
     )
+    add_dashboard_options(group)
     group.add_argument("--plot", metavar="FILE", help="draw loss and metric over time, as .png, .svg or .pdf")
 
 
@@ -69,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     check_log_dir(options.log_dir, resuming=saving.resume is not None)
     check_plot(options.plot)
     recording = chosen_recording(options.record_gradients)
+    check_dashboard(options)
 
     def work(place: Place) -> None:
         from spardl.train.keeper import Keeper
@@ -77,12 +80,14 @@ def run(options: argparse.Namespace) -> int:
 
         with contextlib.ExitStack() as stack:
             write = stack.enter_context(records(options.json if place.rank == 0 else None))
-            watcher = stack.enter_context(watching(options, place.rank))
+            board = stack.enter_context(board_for(options, place.rank))
+            watcher = stack.enter_context(watching(options, place.rank, board))
             asked: Callable[[], int] = stack.enter_context(asked_to_stop()) if saving.folder is not None else lambda: 0
             keeper = Keeper(saving, asked) if saving.folder is not None or saving.resume is not None else None
             recorder = GradientRecorder(*recording) if recording is not None else None
-            how = {"rule": rule, "plan": plan, "data_dir": options.data_dir, "recorder": recorder}
-            report = train(recipe, config, **how, observer=watcher, keeper=keeper)
+            how: dict[str, Any] = {"rule": rule, "plan": plan, "data_dir": options.data_dir, "recorder": recorder}
+            attached = None if board is None else board.connect
+            report = train(recipe, config, **how, observer=watcher, keeper=keeper, attached=attached)
             write(report.to_dict())
         if place.rank == 0:
             if options.json != "-":
@@ -125,16 +130,17 @@ def with_plan(options: argparse.Namespace, plan: PlanFile) -> "tuple[LocalUpdate
 
 
 @contextlib.contextmanager
-def watching(options: argparse.Namespace, rank: int) -> Iterator["Observer"]:
-    """On rank 0, the person in front of the screen and the log."""
+def watching(options: argparse.Namespace, rank: int, board: Board | None) -> Iterator["Observer"]:
+    """On rank 0, the person in front of the screen, the log and the dashboard."""
     from spardl.train.report import Several
 
-    with observer(rank) as person:
-        if rank != 0 or options.log_dir is None:
-            yield person
-            return
-        with Log(options.log_dir, options.log_every) as log:
-            yield Several([person, log])
+    with contextlib.ExitStack() as stack:
+        everybody: list[Observer] = [stack.enter_context(observer(rank))]
+        if rank == 0 and options.log_dir is not None:
+            everybody.append(stack.enter_context(Log(options.log_dir, options.log_every)))
+        if board is not None:
+            everybody.append(board)
+        yield Several(everybody)
 
 
 def show(report: "TrainReport") -> None:

@@ -20,11 +20,14 @@ from spardl.sync.session import Observer, Session
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageReader
 
+    from spardl.dashboard.server import Dashboard
+
 
 class SyncHandle:
     """Statistics, state and the end of one model's synchronisation. Front ends derive from it."""
 
     session: Session
+    seconds_exposed = 0.0  # that training has waited for exchanges, of local updates
 
     @property
     def config(self) -> SyncConfig:
@@ -48,6 +51,20 @@ class SyncHandle:
     def observe(self, observer: Observer) -> None:
         """Call `observer` with a `StepEvent` after each step, on the communication thread."""
         self.session.observers.append(observer)
+
+    def dashboard(self, port: int = 0) -> "Dashboard":
+        """Show this rank's steps on a live page at 127.0.0.1; one rank is enough, and its `url` says where.
+
+            board = sync.dashboard()
+            board.log(step, loss=loss.item())  # curves of your own
+            board.export("run.html")  # the page as a file
+
+        Args:
+            port: where; default: one that is free.
+        """
+        from spardl.integrations.observers import dashboard_of
+
+        return dashboard_of(self, port)
 
     @property
     def merging(self) -> Merging | None:
@@ -134,9 +151,6 @@ class SyncHandle:
         """What `_extras` saved."""
 
     # Copies of a model do not carry its synchronisation along.
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_none, ())

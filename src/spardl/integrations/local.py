@@ -112,7 +112,7 @@ class LocalSync(SyncHandle):
         self._future: Future[bool] | None = None  # of it, until it has been fetched
         self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
         self._swapped = False
-        self._opened = self._exposed = 0.0
+        self._opened = self.seconds_exposed = 0.0
         names: dict[Tensor, str] = {each.parameter: name for name, each in self._replicas.items()}
         self._boundary = Boundary(self._optimizers, self._step_is_over, scaler, names)
         self.before_exchange: Callable[[], None] | None = None  # whoever wants to change settings between two
@@ -172,7 +172,7 @@ class LocalSync(SyncHandle):
             return
         started = time.perf_counter()
         counted = self._future.result()
-        self._exposed += time.perf_counter() - started
+        self.seconds_exposed += time.perf_counter() - started
         self._future = None
         if self._throttle is not None:
             self.session.wait()  # for an adjustment, which all ranks make after the same exchange
@@ -244,7 +244,7 @@ class LocalSync(SyncHandle):
 
     def stats(self) -> SyncStats:
         stats = super().stats()
-        stats.seconds_exposed = self._exposed
+        stats.seconds_exposed = self.seconds_exposed
         return stats
 
     def _leave(self) -> None:
@@ -359,7 +359,8 @@ class LocalSync(SyncHandle):
 def outer_rate(rule: LocalUpdates, config: SyncConfig, workers: int, optimizers: Sequence[Optimizer]) -> float:
     """The factor of the agreed mean under these settings."""
     adaptive_steps = not any(isinstance(each, SGD) for each in optimizers)
-    return rule.rate(workers, config.schedule.final, adaptive=adaptive_steps)
+    density = 1.0 if config.is_dense else config.schedule.final
+    return rule.rate(workers, density, adaptive=adaptive_steps)
 
 
 def change_over(sync: LocalSync, config: SyncConfig) -> None:

@@ -18,9 +18,11 @@ import logging
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,6 +64,23 @@ def import_compiled(name: str) -> ModuleType:
                 module = importlib.import_module(name)
         logger.info("loaded %s in %.1f s", name, time.monotonic() - started)
     return module
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where a module's loops are kept, whether this process had to compile any, and whether the place lasts."""
+
+    folder: Path
+    compiled: bool
+    for_a_while: bool
+
+
+def kept_in(name: str) -> Kept:
+    """What became of the loops of a module that has been imported."""
+    loops = [each for each in vars(sys.modules[name]).values() if hasattr(each, "stats") and each.signatures]
+    folder = Path(loops[0].stats.cache_path)
+    compiled = any(loop.stats.cache_misses for loop in loops)
+    return Kept(folder, compiled, folder.is_relative_to(Path(tempfile.gettempdir()) / f"spardl-{os.getuid()}"))
 
 
 @functools.cache

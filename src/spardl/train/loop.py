@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
+from spardl.integrations.handle import SyncHandle
 from spardl.integrations.rehearsal import Rehearsal, Sequel, rehearse
 from spardl.planning.merging import Merging
 from spardl.planning.planfile import PlanFile
@@ -35,11 +37,13 @@ def train(
     observer: Observer | None = None,
     keeper: Keeper | None = None,
     recorder: GradientRecorder | None = None,
+    attached: Callable[[SyncHandle], None] | None = None,
 ) -> TrainReport:
     """Train from scratch, or from where `keeper` says; every rank calls it and gets the same report, but its own costs.
 
     Gradients are synchronised, or, with a rule of local updates, weights; a `rival` averages gradients without us. With
     a `plan`, which rule and configuration come from, the model must be the one that it was made for.
+    `attached` is given what synchronises the model before the first step.
 
     Deterministic: the same arguments on the same number of ranks give the same weights, also of a run that was stopped
     and went on. Raises `Stopped` when the keeper was asked to stop, and has saved. A `recorder` sees the batches of a
@@ -47,6 +51,8 @@ def train(
     """
     observer = observer or Quiet()
     run = Run(recipe, config, data_dir, rule=rule, rival=rival, plan=plan)
+    if attached is not None:
+        attached(run.sync)
     if keeper is not None:
         keeper.restore(run)
     observer.begin(run.outline())
