@@ -45,8 +45,7 @@ class Frames:
 
     def code(self, entries: SparseBlocks, *, keep_error: bool = True) -> CodedBlocks:
         """Round entries to the wire's format. One rank of those that hold the same entries keeps the error."""
-        if self.codec.format.carries_values and not self._memory.algebra.are_finite(entries.amounts):
-            self._memory.poison()
+        if self.codec.format.carries_values and not self._memory.note(self.codec.kernels.all_finite(entries.amounts)):
             return self.nothing(entries.ids)
         if self.codec.format.exact:
             return self.codec.code(entries)
@@ -96,8 +95,7 @@ class Frames:
 
     def pack_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The frame of these values, and what its receivers will decode; poisoned if this rank is."""
-        if not self._memory.algebra.are_finite(values):
-            self._memory.poison()
+        self._memory.note(self.codec.kernels.all_finite(values))
         return vector.pack(values, self.codec.format, poisoned=self._memory.poisoned)
 
     def unpack_values(self, frame: Array, count: int, peer: int) -> Tensor:

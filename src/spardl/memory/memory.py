@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from spardl.host import Flag, download
 from spardl.memory.algebra import Algebra
 from spardl.memory.frames import Account, Frames
 from spardl.memory.residuals import Carry
@@ -48,7 +49,11 @@ class Memory:
 
     def poison(self) -> None:
         """Let this step be rolled back, on all ranks: every frame from here on says so."""
-        self._transaction.poisoned = True
+        self._transaction.poison()
+
+    def note(self, fine: Flag) -> bool:
+        """Poison this step if it is not so. False if that is known now; of a device, frames that leave wait for it."""
+        return self._transaction.note(fine)
 
     @property
     def meanwhile(self) -> Callable[[], None] | None:
@@ -79,10 +84,10 @@ class Memory:
         if not self.frames.codec.format.rounds_in_place:
             return self.frames.code(self.take_largest(ids, budgets))
         self._transaction.add_up(ids)
-        if not self.poisoned:
+        if not self._transaction.known_poisoned:
             with record_function("spardl::select"):
                 counts, places, codes, fine = self._buffer.take_rounded(ids, budgets)
-            if fine:
+            if self.note(fine):
                 coded = self.frames.codec.coded(ids, counts, places, codes)
                 if self._transaction.velocity is not None:
                     self._transaction.velocity.fade(coded.decode())
@@ -90,7 +95,6 @@ class Memory:
                     rounded = coded.decode()  # what was taken is this and what is left there, to the bit
                     self._journal.took(self._buffer.positions(rounded), rounded.values + self._buffer.at(rounded))
                 return coded
-            self.poison()
         return self.frames.nothing(ids)
 
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
@@ -150,7 +154,7 @@ class Memory:
     def give_back(self, entries: SparseBlocks) -> None:
         """Add entries in place: what arrived, what was dropped, or what rounding left over."""
         self._transaction.add_up(entries.ids)
-        if not len(entries) or self.poisoned:
+        if not len(entries) or self._transaction.known_poisoned:
             return
         if self._journal is not None:
             self._journal.gave(self._buffer.positions(entries), self._buffer.at(entries))
@@ -172,5 +176,5 @@ class Memory:
 
     def positions(self, entries: SparseBlocks) -> Ints:
         """Where entries lie in the vector, as numbers of this host."""
-        positions: Ints = self._buffer.positions(entries).cpu().numpy()
+        positions: Ints = download(self._buffer.positions(entries))
         return positions

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from spardl.host import download
 from spardl.memory.transaction import Transaction
 from spardl.sparse import Ints
 
@@ -37,7 +38,7 @@ class Survey:
         values = self._transaction.buffer.values
         sample = values[:: max(1, values.numel() // SAMPLE)].abs()
         rank = max(1, round(sample.numel() * target / values.numel()))
-        return float(torch.topk(sample, rank).values[-1]) if not self._transaction.poisoned else 0.0
+        return float(download(torch.topk(sample, rank).values[-1])) if not self._transaction.poisoned else 0.0
 
     def norms(self) -> NDArray[np.float64]:
         """The Euclidean norm of each block."""
@@ -46,4 +47,5 @@ class Survey:
         if self._transaction.poisoned:
             return np.zeros(len(buffer.lengths))
         blocks = buffer.values.split(buffer.lengths.tolist())
-        return np.array([float(torch.linalg.vector_norm(block)) for block in blocks])
+        norms = torch.stack([torch.linalg.vector_norm(block) for block in blocks])
+        return np.asarray(download(norms), np.float64)
