@@ -62,7 +62,7 @@ def scatter_add(acc, firsts, indices, values, length, TILE: tl.constexpr):
 
 @triton.jit
 def round_bf16(values, codes, errors, length, TILE: tl.constexpr):
-    """The nearest bf16 of finite values as its 16 bits, ties to even, at most the largest finite one; and the errors."""
+    """The nearest bf16 of finite values, ties to even, at most the largest finite one, as its bits; and the errors."""
     index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     here = index < length
     value = tl.load(values + index, mask=here, other=0.0)
