@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -70,7 +71,7 @@ def _begin() -> torch.device:
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if found else "gloo")
     else:
-        dist.init_process_group("nccl" if found else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("nccl" if found else "gloo", store=HashStore(), rank=0, world_size=1)
     if not found:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.host import Flag, all_hold
+from spardl.host import Flag
 from spardl.kernels.api import Bools
 from spardl.kernels.cpu.crew import Crew
 from spardl.memory.buffer import Buffer
+from spardl.memory.health import Health
 from spardl.memory.velocity import Momentum, Velocity
 from spardl.sparse import Ints
 
@@ -40,8 +41,7 @@ class Transaction:
     def __init__(self, buffer: Buffer, velocity: Velocity | None = None, crew: Crew | None = None) -> None:
         self.buffer = buffer
         self.velocity = velocity
-        self._poisoned = False
-        self._unread: list[Tensor] = []  # flags on the device, that nobody has waited for yet
+        self.health = Health()
         self._crew = crew or Crew()
         self._lent: list[_Lent] = []
         self._later: list[_Lent] = []  # what is to be added in the blocks that wait
@@ -63,7 +63,7 @@ class Transaction:
         if momentum is not None and self.velocity is not None:
             self.velocity.begin(name, momentum)
             if momentum.continued:
-                self.note(self._add(lent, np.ones_like(self._waiting)))
+                self.health.note(self._add(lent, np.ones_like(self._waiting)))
                 return
         self._later.append(lent)
         self._waiting[:] = True
@@ -88,9 +88,11 @@ class Transaction:
 
         def job(wanted: Bools) -> bool:
             place = (layout.starts, layout.chunk, offset)
-            return self.note(buffer.kernels.differ(buffer.array, *place, shared, own, wanted, buffer.listing.shortlist))
+            return self.health.note(
+                buffer.kernels.differ(buffer.array, *place, shared, own, wanted, buffer.listing.shortlist)
+            )
 
-        self.note(self._crew.share(job, np.ones_like(self._waiting)))
+        self.health.note(self._crew.share(job, np.ones_like(self._waiting)))
 
     def _open(self, offset: int, stretch: Tensor) -> None:
         if not self._begun:
@@ -112,7 +114,7 @@ class Transaction:
             wanted[:] = False
             wanted[ids] = self._waiting[ids]
         if wanted.any():
-            self.note(self._crew.share(self._add_waiting, wanted))
+            self.health.note(self._crew.share(self._add_waiting, wanted))
             self._waiting ^= wanted
             if not self._waiting.any():
                 self._later.clear()
@@ -120,7 +122,7 @@ class Transaction:
     def _add_waiting(self, wanted: Bools) -> bool:
         fine = True
         for lent in self._later:
-            fine &= self.note(self._add(lent, wanted))
+            fine &= self.health.note(self._add(lent, wanted))
         return fine
 
     def _add(self, lent: _Lent, wanted: Bools) -> Flag:
@@ -132,31 +134,6 @@ class Transaction:
         return buffer.kernels.accumulate(
             buffer.array, layout.starts, layout.chunk, lent.offset, lent.memory, lent.scale, wanted, listed
         )
-
-    @property
-    def poisoned(self) -> bool:
-        """Whether this step is to be rolled back. The host waits for sums on a device whose flags nobody has read."""
-        if self._unread:
-            self._poisoned |= not all_hold(self._unread)
-            self._unread.clear()
-        return self._poisoned
-
-    @property
-    def known_poisoned(self) -> bool:
-        """`poisoned`, as far as it is known without waiting. What happens until it is known is rolled back as well."""
-        return self._poisoned
-
-    def poison(self) -> None:
-        """Let this step be rolled back."""
-        self._poisoned = True
-
-    def note(self, fine: Flag) -> bool:
-        """Whether sums are known to be finite, or on a device, not known to be otherwise yet; `poisoned` will know."""
-        if isinstance(fine, Tensor):
-            self._unread.append(fine)
-            return True
-        self._poisoned |= not fine
-        return fine
 
     def commit(self, *, dense: bool = False) -> None:
         """End the step. After a dense one the sums are handed out in the gradients' memory and leave the buffer."""
@@ -193,6 +170,5 @@ class Transaction:
     def _end(self) -> None:
         self._lent.clear()
         self._begun = False
-        self._poisoned = False
-        self._unread.clear()
+        self.health.reset()
         self.buffer.listing.end()

@@ -144,7 +144,7 @@ def exchange(group: Group, terms: Terms) -> Program[Outcome]:
             outcome.poisoned = not _is_fine_densely(group, outcome)
             # As of a ring, so that 32 bits per entry come out beside the sparse methods' figures.
             group.stats.entries_sent += int(ring_amount(group.plan.elements, group.workers))
-        elif not group.transaction.poisoned:
+        elif not group.transaction.health.is_poisoned():
             group.policy.settle(group.buffer, result)
             if total is not None:
                 group.stats.delta = _diagnosis(group, total, result, density)
@@ -158,7 +158,7 @@ def exchange(group: Group, terms: Terms) -> Program[Outcome]:
 def _sum_of_all(group: Group) -> Program[Tensor]:
     """What all ranks have accumulated, in natural order."""
     total = _in_natural_order(group)
-    if group.transaction.poisoned:
+    if group.transaction.health.is_poisoned():
         total.fill_(torch.nan)
     yield AllReduce(total, name="diagnosis")
     return total
