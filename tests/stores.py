@@ -32,10 +32,12 @@ class Store:
     def add(self, offset, gradient, scale=1.0, momentum=None):
         """Lend and add up at once; whether all sums are finite."""
         self.add_later(offset, gradient, scale, momentum)
-        before, self.transaction.poisoned = self.transaction.poisoned, False
+        health = self.transaction.health
+        before = health.is_poisoned()
+        health.reset()
         self.transaction.add_up()
-        fine = not self.transaction.poisoned
-        self.transaction.poisoned |= before
+        fine = not health.is_poisoned()
+        health.note(not before)
         return fine
 
     def add_later(self, offset, gradient, scale=1.0, momentum=None):
@@ -63,7 +65,7 @@ class Store:
 
     @property
     def poisoned(self):
-        return self.memory.poisoned
+        return self.memory.health.is_poisoned()
 
     # --- what is there --------------------------------------------------------------------------------------------
 

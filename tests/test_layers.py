@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "metrics",
         "agreement",
         "machine",
+        "host",
         "_torch_private",
         "wire.format",
     ),

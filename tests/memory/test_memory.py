@@ -240,7 +240,7 @@ def test_a_step_that_is_rolled_back_never_happened(residuals, with_momentum, lay
         wreck(acc, random)
     else:  # a step that fails early, with some blocks still to be added up
         acc.take_largest(np.array([0]), np.array([1]))
-    acc.memory.poison()
+    acc.memory.health.poison()
     acc.rollback()
     assert not acc.poisoned
     assert same_bits(acc.values, residual)
@@ -458,7 +458,7 @@ def test_a_poisoned_accumulator_gives_nothing_and_accepts_nothing(residuals):
     acc = Store(layout, residuals=residuals)
     acc.write(0, numbers(20, 0))
     before = acc.values.clone()
-    acc.memory.poison()
+    acc.memory.health.poison()
     ids = np.arange(3)
     taken = acc.take_largest(ids, layout.lengths)
     assert len(taken) == 0 and taken.counts.tolist() == [0, 0, 0] and taken.ids.tolist() == [0, 1, 2]

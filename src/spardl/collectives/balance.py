@@ -63,13 +63,16 @@ def _slice(entries: SparseBlocks, first: int, stop: int) -> SparseBlocks:
 
 def join(team: Team, pieces: dict[int, SparseBlocks]) -> SparseBlocks:
     """Slices of one block, by the member that they came from, as one. Each ascends; so must all of them together."""
+    from spardl.host import download  # when it is used: the command line lists methods without torch
+
     last = -1
     for member in sorted(pieces):
         if len(pieces[member]):
-            if int(pieces[member].indices[0]) <= last:
+            first, end = download(pieces[member].indices[[0, -1]]).tolist()
+            if first <= last:
                 rank = team.ranks[member]
                 raise ProtocolError(f"rank {rank} sent entries of another rank's slice; none was applied.", peer=rank)
-            last = int(pieces[member].indices[-1])
+            last = end
     in_order = [pieces[member] for member in sorted(pieces)]
     indices = join_arrays([piece.indices for piece in in_order])
     return SparseBlocks(WHOLE, np.array([len(indices)]), indices, join_arrays([piece.values for piece in in_order]))

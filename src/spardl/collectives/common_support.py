@@ -34,8 +34,6 @@ def sum_at(team: Team, memory: Memory, support: SparseBlocks) -> Program[SparseB
     """
     frames, sizes = memory.frames, support.counts.tolist()
     taken = memory.take_at(support)
-    if not memory.algebra.are_finite(taken):
-        memory.poison()
     packed = [frames.pack_values(values) for values in taken.split(sizes)]
     frames.keep_error(support, taken - join([seen for _, seen in packed]))
 

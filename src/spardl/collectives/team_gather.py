@@ -62,7 +62,7 @@ def bruck_team_gather(
     union = pieces[0].decode()
     for piece in pieces[1:]:
         union = memory.algebra.merge(union, piece.decode())
-    if not memory.poisoned:
+    if not memory.health.is_poisoned():
         top.observe(len(union))
     return _agree(memory, union, budget, _keeps(teams, teams.size, int(ids[0])))
 

@@ -1,10 +1,12 @@
-"""The hot loops: what they promise (`api.py`), compiled for CPUs (`cpu/`), in plain torch for any device (`torch.py`).
+"""The hot loops: what they promise (`api.py`), compiled for CPUs (`cpu/`), in plain torch for any device (`torch.py`),
+and some of them in Triton for CUDA devices, where it is installed (`triton/`).
 
 `for_device` picks the kernels. `cache.py` knows where compiled code is kept, and who compiles it.
 """
 
 import functools
 import importlib
+import importlib.util
 from types import ModuleType
 
 from torch import device as Device  # not `import torch`: in this package that name is the module of kernels
@@ -21,6 +23,9 @@ def for_device(device: Device) -> Kernels:
     if device.type == "cpu":
         compiled: Kernels = load("spardl.kernels.cpu.compiled").CompiledKernels()
         return compiled
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        fused: Kernels = importlib.import_module("spardl.kernels.triton").TritonKernels()
+        return fused
     portable: Kernels = importlib.import_module("spardl.kernels.torch").TorchKernels()
     return portable
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spardl.host import Flag
 from spardl.wire.format import FrameFormat
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -67,17 +68,11 @@ class KernelsOf(Protocol[A, S]):
     counts and bounds are host arrays on every device. Ties between equal magnitudes go to the lowest index, zeros are
     never selected, and magnitudes and thresholds are compared as float32.
 
-    What may stay on the device. Today all results but entries are on the host: numpy counts, Python's bool and int. A
-    device with a queue of its own has to wait for each of them. Kernels for such a device may return tensors on it for
-
-    * the flags of `all_finite`, `accumulate`, `differ`, `accumulate_momentum` and `take_rounded`: callers combine them
-      by `&` and `|`, and need a bool once per step, before the first frame leaves (its header says whether the step is
-      poisoned);
-    * the counts of `take_largest` and `take_rounded`, and the lengths of what `take_above`, `merge` and `part_largest`
-      return: callers pass them on to `scatter_add`, `fade`, `to_natural_order` and `write_frame`. The host needs them
-      when a frame is sent, whose length they decide, and can read all of a round's at once.
-
-    The verdict of `read_frame`, `count_above` and `count_bins` decide what the host does next, so they stay there.
+    What stays on the device. A device with a queue of its own makes whoever reads from it wait. So flags, of
+    `all_finite`, `accumulate`, `differ`, `accumulate_momentum` and `take_rounded`, may be tensors on it: callers
+    collect them, and read all at once when a frame is about to leave, whose header says whether the step is poisoned
+    (`spardl.host`). Counts and lengths are on the host, for which a call may wait once, whatever the number of blocks;
+    of `read_frame` twice, for the head and for the verdict on what follows.
     """
 
     # --- arrays -------------------------------------------------------------------------------------------------
@@ -94,7 +89,7 @@ class KernelsOf(Protocol[A, S]):
         """An empty shortlist for memory of `blocks` blocks, or None if these kernels keep none. O(b)."""
         ...
 
-    def all_finite(self, values: A) -> bool:
+    def all_finite(self, values: A) -> Flag:
         """Whether no value is infinite or NaN. One read of `values`."""
         ...
 
@@ -110,7 +105,7 @@ class KernelsOf(Protocol[A, S]):
         scale: float,
         wanted: Bools,
         shortlist: S | None = None,
-    ) -> bool:
+    ) -> Flag:
         """Add `scale * gradient`, which begins at natural position `offset`, to `acc` in the `wanted` blocks; there,
         `gradient` becomes what `acc` held before. Returns whether all sums are finite, and notes in `shortlist` where
         they are large. One read and one write of both."""
@@ -126,7 +121,7 @@ class KernelsOf(Protocol[A, S]):
         own: Tensor,
         wanted: Bools,
         shortlist: S | None = None,
-    ) -> bool:
+    ) -> Flag:
         """Set `acc` to `shared - own`, which begin at natural position `offset`, in the `wanted` blocks, whatever it
         held. Returns whether all differences are finite, and notes in `shortlist` where they are large. One read of
         both and one write of `acc`."""
@@ -149,7 +144,7 @@ class KernelsOf(Protocol[A, S]):
         nesterov: bool,
         wanted: Bools,
         shortlist: S | None = None,
-    ) -> bool:
+    ) -> Flag:
         """Add momentum SGD's direction instead of the plain gradient, as `accumulate` does: with
         g' = scale*g + decay*w and v' = momentum*v + damping*g' it is v', or g' + momentum*v' for Nesterov. v' is
         written to `updated`; `velocity` stays as it was. One pass over all of them."""
@@ -214,7 +209,7 @@ class KernelsOf(Protocol[A, S]):
         budgets: Ints,
         ids: Ints | None = None,
         shortlist: S | None = None,
-    ) -> tuple[Ints, A, A, bool]:
+    ) -> tuple[Ints, A, A, Flag]:
         """Take the nearest bf16 (the largest finite one where it would overflow) of the entries that `take_largest`
         would take, and leave the rounding errors; return counts, indices, codes, and whether all entries are finite.
         As fast as `take_largest`."""

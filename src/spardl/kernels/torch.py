@@ -1,13 +1,15 @@
 """The kernels of any device, in plain torch. `spardl.kernels.api` says what each of them promises.
 
 They keep data on its device, need no compiler, and give the same bits as the compiled ones of a CPU. There they are
-slower, and heavier on memory. They keep no shortlist. Run here on CPU only.
+slower, and heavier on memory. They keep no shortlist. Flags stay on the device (`spardl.host`), and the host waits for
+it at most once in a call, however many blocks that is about; docstrings below say where. Run here on CPU only.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from spardl.host import Flag, download, upload
 from spardl.kernels import torch_frames
 from spardl.kernels.api import Bools, CodedEntries, Ints, KernelsOf
 from spardl.wire.format import FrameFormat
@@ -25,8 +27,8 @@ class TorchKernels(KernelsOf[Tensor, None]):
     def new_shortlist(self, blocks: int) -> None:
         return None
 
-    def all_finite(self, values: Tensor) -> bool:
-        return bool(torch.isfinite(values).all())
+    def all_finite(self, values: Tensor) -> Flag:
+        return torch.isfinite(values).all()
 
     # --- natural order and block order ------------------------------------------------------------------------------
 
@@ -40,7 +42,7 @@ class TorchKernels(KernelsOf[Tensor, None]):
         scale: float,
         wanted: Bools,
         shortlist: None = None,
-    ) -> bool:
+    ) -> Flag:
         here = _chosen(wanted, chunk, offset, gradient.numel(), acc.device)
         places = _places(starts, chunk, offset, gradient.numel(), acc.device)[here]
         before = acc[places]
@@ -59,7 +61,7 @@ class TorchKernels(KernelsOf[Tensor, None]):
         own: Tensor,
         wanted: Bools,
         shortlist: None = None,
-    ) -> bool:
+    ) -> Flag:
         here = _chosen(wanted, chunk, offset, own.numel(), acc.device)
         difference = shared[here] - own[here]
         acc[_places(starts, chunk, offset, own.numel(), acc.device)[here]] = difference
@@ -82,7 +84,7 @@ class TorchKernels(KernelsOf[Tensor, None]):
         nesterov: bool,
         wanted: Bools,
         shortlist: None = None,
-    ) -> bool:
+    ) -> Flag:
         here = _chosen(wanted, chunk, offset, gradient.numel(), acc.device)
         places = _places(starts, chunk, offset, gradient.numel(), acc.device)[here]
         fresh = gradient[here] * scale + decay * weights[here]
@@ -125,7 +127,7 @@ class TorchKernels(KernelsOf[Tensor, None]):
         return acc[positions] - now
 
     def natural_positions(self, positions: Tensor, starts: Ints, chunk: int) -> Tensor:
-        base = torch.from_numpy(starts).to(positions.device)
+        base = upload(starts, positions.device)
         block = torch.searchsorted(base, positions, right=True) - 1
         slot = positions - base[block]
         return (slot // chunk * (len(starts) - 1) + block) * chunk + slot % chunk
@@ -147,19 +149,26 @@ class TorchKernels(KernelsOf[Tensor, None]):
         ids: Ints | None = None,
         shortlist: None = None,
     ) -> tuple[Ints, Tensor, Tensor]:
-        counts = np.zeros(firsts.size, np.int64)
-        indices, values = [], []
-        for b, (first, stop, budget) in enumerate(zip(firsts.tolist(), stops.tolist(), budgets.tolist(), strict=True)):
-            block = acc[first:stop]
-            kept = self.keep_largest(block, budget).nonzero().flatten()
-            counts[b] = kept.numel()
-            taken = block[kept]
-            indices.append(kept.int())
-            values.append(taken)
-            block[kept] = 0
-        if not indices:
-            return counts, acc.new_empty(0, dtype=torch.int32), acc.new_empty(0)
-        return counts, torch.cat(indices), torch.cat(values)
+        """Waits once, for the counts of all blocks."""
+        masks = self._largest_masks(acc, firsts, stops, budgets)
+        counts = download(torch.stack([mask.sum() for mask in masks])) if masks else np.zeros(0, np.int64)
+        return counts, *self._take(acc, firsts, stops, masks, counts)
+
+    def _largest_masks(self, acc: Tensor, firsts: Ints, stops: Ints, budgets: Ints) -> list[Tensor]:
+        spans = zip(firsts.tolist(), stops.tolist(), budgets.tolist(), strict=True)
+        return [self.keep_largest(acc[first:stop], budget) for first, stop, budget in spans]
+
+    def _take(self, acc: Tensor, firsts: Ints, stops: Ints, masks: list[Tensor], counts: Ints) -> tuple[Tensor, Tensor]:
+        """Move out what the masks of these blocks mark, `counts[b]` entries each; indices and values."""
+        if not masks:
+            return acc.new_empty(0, dtype=torch.int32), acc.new_empty(0)
+        lengths = stops - firsts
+        found = _marked(torch.cat(masks), int(counts.sum()))  # in these blocks, one after the other
+        indices = found - _spread(lengths.cumsum() - lengths, counts, acc.device)
+        places = indices + _spread(firsts, counts, acc.device)
+        values = acc[places]
+        acc[places] = 0
+        return indices.int(), values
 
     def take_rounded(
         self,
@@ -169,7 +178,8 @@ class TorchKernels(KernelsOf[Tensor, None]):
         budgets: Ints,
         ids: Ints | None = None,
         shortlist: None = None,
-    ) -> tuple[Ints, Tensor, Tensor, bool]:
+    ) -> tuple[Ints, Tensor, Tensor, Flag]:
+        """Waits once, for the counts of all blocks."""
         counts, indices, values = self.take_largest(acc, firsts, stops, budgets)
         codes, errors = self.round_bf16(values)
         self.scatter_add(acc, firsts, counts, indices, errors)
@@ -178,6 +188,7 @@ class TorchKernels(KernelsOf[Tensor, None]):
     def take_above(
         self, acc: Tensor, first: int, stop: int, threshold: float, limit: int, shortlist: None = None
     ) -> tuple[Tensor, Tensor]:
+        """Waits once, for their number."""
         block = acc[first:stop]
         kept = ((block.abs() >= abs(threshold)) & (block != 0)).nonzero().flatten()[: max(0, limit)]
         values = block[kept]
@@ -185,12 +196,13 @@ class TorchKernels(KernelsOf[Tensor, None]):
         return kept.int(), values
 
     def count_above(self, values: Tensor, threshold: float, shortlist: None = None) -> int:
-        return int(((values.abs() >= abs(threshold)) & (values != 0)).sum())
+        return int(download(((values.abs() >= abs(threshold)) & (values != 0)).sum()))
 
     def count_bins(self, values: Tensor, first: int, shift: int, bins: int) -> Ints:
         places = (values.view(torch.int32).bitwise_and(0x7FFFFFFF) >> shift).long() - first
-        counts = torch.bincount(places[places >= 0].clamp(max=bins - 1), minlength=bins)
-        return np.asarray(counts.cpu().numpy(), np.int64)
+        counts = torch.zeros(bins + 1, dtype=torch.int64, device=values.device)  # those below are counted first
+        counts.index_add_(0, places.clamp(-1, bins - 1) + 1, torch.ones_like(places))
+        return np.asarray(download(counts)[1:], np.int64)
 
     def keep_largest(self, values: Tensor, budget: int) -> Tensor:
         magnitudes = values.abs()
@@ -199,18 +211,18 @@ class TorchKernels(KernelsOf[Tensor, None]):
         if budget <= 0:
             return torch.zeros_like(magnitudes, dtype=torch.bool)
         last = torch.topk(magnitudes, budget, sorted=True).values[-1]
-        if last == 0:
-            return magnitudes > 0
         keep = magnitudes > last
-        ties = (magnitudes == last).nonzero().flatten()
-        keep[ties[: budget - int(keep.sum())]] = True
-        return keep
+        ties = (magnitudes == last) & (last > 0)
+        return keep | (ties & (ties.cumsum(0) <= budget - keep.sum()))
 
     def part_largest(
         self, indices: Tensor, values: Tensor, budget: int
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Waits once, for the number of the first part."""
         keep = self.keep_largest(values, budget)
-        return (indices[keep], values[keep]), (indices[~keep], values[~keep])
+        count = int(download(keep.sum()))
+        first, second = _marked(keep, count), _marked(~keep, values.numel() - count)
+        return (indices[first], values[first]), (indices[second], values[second])
 
     # --- sparse arithmetic ------------------------------------------------------------------------------------------
 
@@ -234,12 +246,13 @@ class TorchKernels(KernelsOf[Tensor, None]):
         memory[places] = torch.where(most < values, entries * (most / values), entries)
 
     def merge(self, left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor) -> tuple[Tensor, Tensor]:
-        indices, inverse = torch.unique(torch.cat((left, right)), sorted=True, return_inverse=True)
-        values = torch.zeros(indices.numel(), dtype=left_values.dtype, device=left_values.device)
-        values[inverse[: left.numel()]] = left_values
-        mine = inverse[left.numel() :]
-        values[mine] = values[mine] + right_values
-        kept = values != 0
+        """Waits once, for their number."""
+        indices, order = torch.sort(torch.cat((left, right)), stable=True)  # the left one of a pair comes first
+        values = torch.cat((left_values, right_values))[order]
+        again = indices[1:] == indices[:-1]
+        values[:-1] += values[1:].where(again, -0.0)  # which changes no bit of any number
+        values[1:].masked_fill_(again, 0)
+        kept = (values != 0).nonzero().flatten()
         return indices[kept], values[kept]
 
     # --- what travels -----------------------------------------------------------------------------------------------
@@ -271,16 +284,29 @@ def _places(starts: Ints, chunk: int, offset: int, length: int, device: torch.de
     count = len(starts) - 1
     positions = torch.arange(offset, offset + length, device=device)
     pieces = positions // chunk
-    base = torch.from_numpy(starts[:-1].copy()).to(device)
+    base = upload(starts[:-1], device)
     return base[pieces % count] + (pieces // count) * chunk + positions % chunk
 
 
 def _spread(per_block: Ints, counts: Ints, device: torch.device) -> Tensor:
     """`per_block[b]`, repeated for each of the `counts[b]` entries of block b."""
-    return torch.from_numpy(np.repeat(per_block, counts)).to(device)
+    return upload(np.repeat(per_block, counts), device)
 
 
 def _chosen(wanted: Bools, chunk: int, offset: int, length: int, device: torch.device) -> Tensor:
     """Which of natural positions [offset, offset + length) lie in wanted blocks, counted from `offset`."""
-    blocks = torch.arange(offset, offset + length, device=device) // chunk % len(wanted)
-    return torch.from_numpy(wanted).to(device)[blocks].nonzero().flatten()
+    stop = offset + length
+    chunks = np.arange(offset // chunk, -(-stop // chunk) if length else offset // chunk)
+    chunks = chunks[wanted[chunks % len(wanted)]]
+    if chunks.size <= 2:  # each may be far longer than what is asked about
+        spans = [(max(offset, at), min(stop, at + chunk)) for at in (chunks * chunk).tolist()]
+        nothing = torch.empty(0, dtype=torch.int64, device=device)
+        return torch.cat([nothing, *(torch.arange(i, j, device=device) for i, j in spans)]) - offset
+    found = (upload(chunks, device)[:, None] * chunk + torch.arange(chunk, device=device)).flatten()
+    before, behind = max(0, offset - int(chunks[0]) * chunk), max(0, (int(chunks[-1]) + 1) * chunk - stop)
+    return found[before : found.numel() - behind] - offset
+
+
+def _marked(mask: Tensor, count: int) -> Tensor:
+    """Where a mask holds, which it does at `count` places. Nobody waits."""
+    return torch.nonzero_static(mask, size=count).flatten()

@@ -7,8 +7,10 @@ device.
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from spardl.host import download, upload
 from spardl.kernels.api import CodedEntries, Ints
 from spardl.wire.format import (
     ASTRAY,
@@ -39,7 +41,7 @@ def frame_room(form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
 def write_frame(
     form: FrameFormat, poisoned: bool, lengths: Ints, budgets: Ints, entries: CodedEntries[Tensor]
 ) -> Tensor:
-    """The frame of these entries, as bytes."""
+    """The frame of these entries, as bytes. The host waits once, for the length of its indices."""
     counts, places, codes, scales = entries
     out = torch.empty(frame_room(form, lengths, budgets), dtype=torch.uint8, device=places.device)
     at = _head_size(budgets)
@@ -47,22 +49,26 @@ def write_frame(
         out[at : at + part.numel()] = part
         at += part.numel()
     if not form.raw:
-        at += write_gaps(out[at:], plan_gaps(counts, lengths)[0], counts, places)
+        at += int(download(write_gaps(out[at:], plan_gaps(counts, lengths)[0], counts, places)))
     flags = form.flags | (POISONED_FLAG if poisoned else 0)
     head = HEADER.pack(VERSION, flags, counts.size, at) + counts.astype(_count_type(budgets)).tobytes()
-    out[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    out[: len(head)] = upload(np.frombuffer(head, np.uint8), out.device)
     return out[:at]
 
 
 def read_frame(frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints) -> tuple[int, CodedEntries[Tensor]]:
-    """How many entries a frame has, or a verdict; and its entries. Bytes behind the frame do not count."""
+    """How many entries a frame has, or a verdict; and its entries. Bytes behind the frame do not count.
+
+    The host waits for the head, and once more for the verdict on all that follows.
+    """
     nothing = _nothing(form, frame, budgets.size)
     at = _head_size(budgets)
-    length = _judge_header(frame, form.flags, budgets.size)
+    head = download(frame[:at])
+    length = _judge_header(head, frame.numel(), form.flags, budgets.size)
     if length < at:
         return min(length, TOO_SHORT), nothing
     frame = frame[:length]
-    counts = np.frombuffer(frame[HEADER.size : at].cpu().numpy(), _count_type(budgets)).astype(np.int64)
+    counts = np.frombuffer(head[HEADER.size :], _count_type(budgets)).astype(np.int64)
     if (counts > np.minimum(budgets, lengths)).any():
         return TOO_MANY, nothing
     total = int(counts.sum())
@@ -72,16 +78,14 @@ def read_frame(frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints) -
         return TOO_SHORT, nothing
     scales = from_bytes(frame[at:middle], torch.float32)
     codes = unpack_codes(frame[middle:end], total, form.values.bits, form.values.dtype)
-    if _some_not_finite(codes, form.values):
-        return NOT_FINITE, nothing
     if form.raw:
-        places = _read_raw(frame[end:], counts, lengths)
+        places, inside = _read_raw(frame[end:], counts, lengths)
     else:
-        places = read_gaps(frame[end:], plan_gaps(counts, lengths)[0], counts, lengths)
-    if places is None:
-        return ASTRAY, nothing
-    if not bool((scales.abs() <= form.values.largest_scale).all()):
-        return NOT_FINITE, nothing
+        places, inside = read_gaps(frame[end:], plan_gaps(counts, lengths)[0], counts, lengths)
+    small = (scales.abs() <= form.values.largest_scale).all()
+    faults = download(torch.stack((_some_not_finite(codes, form.values), ~inside, ~small)))
+    if faults.any():
+        return (NOT_FINITE, ASTRAY, NOT_FINITE)[int(faults.argmax())], nothing
     return total, CodedEntries(counts, places, codes, scales)
 
 
@@ -110,11 +114,11 @@ def _shifts(bits: int, device: torch.device) -> Tensor:
     return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
 
 
-def _some_not_finite(codes: Tensor, form: ValueFormat) -> bool:
+def _some_not_finite(codes: Tensor, form: ValueFormat) -> Tensor:
     if not form.not_finite or not codes.numel():
-        return False
+        return torch.zeros((), dtype=torch.bool, device=codes.device)
     words = codes.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[codes.itemsize])
-    return bool((words & form.not_finite == form.not_finite).any())
+    return (words & form.not_finite == form.not_finite).any()
 
 
 # --- indices ------------------------------------------------------------------------------------------------------
@@ -128,67 +132,85 @@ def plan_gaps(counts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     return best, np.take_along_axis(bits, best[None], 0)[0]
 
 
-def write_gaps(out: Tensor, low_bits: Ints, counts: Ints, indices: Tensor) -> int:
-    """Write every block's gaps into `out`, one bit stream; return its length in bytes."""
-    device = indices.device
-    streams = []
-    for ids, width in zip(torch.split(indices, counts.tolist()), low_bits.tolist(), strict=True):
-        ids = ids.long()
-        gaps = torch.diff(ids, prepend=ids.new_full((1,), -1)) - 1
-        lows = (gaps[:, None] >> torch.arange(width, device=device)) & 1
-        ends = torch.cumsum((gaps >> width) + 1, 0)  # one past each unary code
-        unary = torch.zeros(int(ends[-1]) if ids.numel() else 0, dtype=torch.int32, device=device)
-        unary[(ends - 1).long()] = 1
-        streams += [lows.flatten().int(), unary]
-    bits = torch.cat(streams) if streams else indices.new_empty(0)
-    padded = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).view(-1, 8)
-    written = padded.shape[0]
-    out[:written] = (padded << torch.arange(8, device=device)).sum(1)
-    return written
+def write_gaps(out: Tensor, low_bits: Ints, counts: Ints, indices: Tensor) -> Tensor:
+    """Write every block's gaps into `out`, one bit stream, and zeros behind it; its length in bytes, on the device.
+
+    Block b's low bits come first, and then, in unary, what is left of its gaps; so its first bit lies behind all low
+    bits and all unary codes of the blocks before it.
+    """
+    device, ids = indices.device, indices.long()
+    lows = counts * low_bits
+    first = _spread(counts.cumsum() - counts, counts, device)  # of each entry's block, among entries
+    order = torch.arange(ids.numel(), device=device)
+    width = _spread(low_bits, counts, device)
+    gaps = torch.where(order == first, ids, ids - ids.roll(1) - 1)
+    ends = torch.cumsum((gaps >> width) + 1, 0)
+    before = torch.nn.functional.pad(ends, (1, 0))
+    bits = torch.zeros(8 * out.numel() + 1, dtype=torch.uint8, device=device)  # the last one is for nobody
+    bits[_spread(lows.cumsum(), counts, device) + ends - 1] = 1
+    at = _spread(lows.cumsum() - lows, counts, device) + before[first] + (order - first) * width
+    for bit in range(int(low_bits.max(initial=0))):
+        bits[torch.where(width > bit, at + bit, bits.numel() - 1)] = ((gaps >> bit) & 1).to(torch.uint8)
+    shifts = torch.arange(8, dtype=torch.uint8, device=device)
+    out[:] = (bits[:-1].view(-1, 8) << shifts).sum(1, dtype=torch.uint8)
+    return (before[-1] + (int(lows.sum()) + 7)) // 8
 
 
-def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> Tensor | None:
-    """The indices that `write_gaps` wrote, or None if these bytes do not hold as many, or any leaves its block."""
+def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor]:
+    """The indices that `write_gaps` wrote, and whether these bytes hold as many and none leaves its block.
+
+    Where a block begins only the device knows, which has read the one before.
+    """
     device = data.device
     bits = ((data[:, None] >> torch.arange(8, device=device, dtype=torch.uint8)) & 1).flatten()
-    cursor = 0
+    bits = torch.nn.functional.pad(bits, (0, 1))  # there is always one to look at
+    ones, last = torch.cumsum(bits, 0), bits.numel() - 1
+    cursor = torch.zeros(1, dtype=torch.int64, device=device)  # as an index, a tensor without a dimension is read
+    fine = torch.ones(1, dtype=torch.bool, device=device)
     blocks = [torch.empty(0, dtype=torch.int32, device=device)]
     for count, width, length in zip(counts.tolist(), low_bits.tolist(), lengths.tolist(), strict=True):
+        if not count:
+            continue
         high = cursor + width * count
-        ends = bits[high:].nonzero().flatten()[:count]
-        if ends.numel() < count or (count and int(ends[-1]) + 1 - count > length >> width):
-            return None
-        lows = (bits[cursor:high].view(count, width).long() << torch.arange(width, device=device)).sum(1)
+        behind = ones[(high - 1).clamp(0, last)] * (high > 0)
+        ends = torch.searchsorted(ones, behind + torch.arange(1, count + 1, device=device)) - high
+        places = (cursor + torch.arange(width * count, device=device)).clamp(max=last)
+        lows = (bits[places].view(count, width).long() << torch.arange(width, device=device)).sum(1)
         quotients = torch.diff(ends, prepend=ends.new_full((1,), -1)) - 1
         ids = torch.cumsum((quotients << width) + lows + 1, 0) - 1
-        if count and int(ids[-1]) >= length:
-            return None
+        end = ends[-1:] + 1
+        cursor = high + end
+        fine = fine & (high <= last) & (cursor <= last) & (end - count <= length >> width) & (ids[-1:] < length)
         blocks.append(ids.int())
-        cursor = high + (int(ends[-1]) + 1 if count else 0)
-    return torch.cat(blocks) if (cursor + 7) // 8 == data.numel() else None
+    return torch.cat(blocks), (fine & ((cursor + 7) // 8 == data.numel())).all()
 
 
-def _read_raw(data: Tensor, counts: Ints, lengths: Ints) -> Tensor | None:
-    """The indices that stand in these bytes as they are, or None if they do not ascend within their blocks."""
-    if data.numel() != 4 * int(counts.sum()):
-        return None
+def _read_raw(data: Tensor, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor]:
+    """The indices that stand in these bytes as they are, and whether they ascend within their blocks."""
+    count, device = int(counts.sum()), data.device
+    if data.numel() != 4 * count:
+        return torch.empty(0, dtype=torch.int32, device=device), torch.zeros((), dtype=torch.bool, device=device)
     indices = from_bytes(data, torch.int32)
-    for block, length in zip(indices.split(counts.tolist()), lengths.tolist(), strict=True):
-        if block.numel() and not (int(block[0]) >= 0 and int(block[-1]) < length and (block[1:] > block[:-1]).all()):
-            return None
-    return indices
+    begins = torch.arange(count, device=device) == _spread(counts.cumsum() - counts, counts, device)
+    inside = (indices >= 0) & (indices < _spread(lengths, counts, device))
+    return indices, (inside & (begins | (indices > indices.roll(1)))).all()
+
+
+def _spread(per_block: Ints, counts: Ints, device: torch.device) -> Tensor:
+    """`per_block[b]`, repeated for each of the `counts[b]` entries of block b."""
+    return upload(np.repeat(per_block, counts), device)
 
 
 # --- heads --------------------------------------------------------------------------------------------------------
 
 
-def _judge_header(frame: Tensor, expected: int, blocks: int) -> int:
-    """The frame's length, or a verdict."""
-    if frame.numel() < HEADER.size:
+def _judge_header(head: NDArray[np.uint8], size: int, expected: int, blocks: int) -> int:
+    """The length of a frame that is in `size` bytes and begins like this, or a verdict."""
+    if size < HEADER.size:
         return FOREIGN
-    version, flags, found, length = HEADER.unpack(frame[: HEADER.size].cpu().numpy().data)
+    version, flags, found, length = HEADER.unpack(head[: HEADER.size].data)
     ours = version == VERSION and flags & ~POISONED_FLAG == expected and found == blocks
-    if not (ours and HEADER.size <= length <= frame.numel()):
+    if not (ours and HEADER.size <= length <= size):
         return FOREIGN
     return POISONED if flags & POISONED_FLAG else int(length)
 

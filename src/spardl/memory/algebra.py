@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spardl.host import download, upload
 from spardl.kernels import Kernels
 from spardl.kernels.api import Bools
 from spardl.sparse import Array, Ints, SparseBlocks
@@ -17,10 +18,6 @@ class Algebra:
     def __init__(self, kernels: Kernels, device: torch.device) -> None:
         self._kernels = kernels
         self._device = device
-
-    def are_finite(self, amounts: Array) -> bool:
-        """Whether no value is infinite or NaN."""
-        return bool(self._kernels.all_finite(amounts))
 
     def zeros(self, count: int) -> Tensor:
         """A vector of so many zeros."""
@@ -50,7 +47,9 @@ class Algebra:
 
     def part(self, entries: SparseBlocks, mask: Array) -> tuple[SparseBlocks, SparseBlocks]:
         """Split entries into those where `mask` holds and the others."""
-        kept = np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask)
+        if isinstance(mask, Tensor) and mask.device.type != "cpu":
+            return _part_far(entries, mask)
+        kept = np.asarray(mask)
         return _where(entries, kept), _where(entries, ~kept)
 
     def part_above(self, entries: SparseBlocks, threshold: float) -> tuple[SparseBlocks, SparseBlocks]:
@@ -63,13 +62,24 @@ class Algebra:
 
     def smallest(self, entries: SparseBlocks) -> float:
         """The smallest magnitude; 0 of nothing."""
-        return float(entries.values.abs().min()) if len(entries) else 0.0
+        return float(download(entries.values.abs().min())) if len(entries) else 0.0
 
 
 def _where(entries: SparseBlocks, mask: Bools) -> SparseBlocks:
     marks = np.concatenate(([0], np.cumsum(mask)))
     edges = np.concatenate(([0], np.cumsum(entries.counts)))
     return SparseBlocks(entries.ids, np.diff(marks[edges]), entries.indices[mask], entries.values[mask])
+
+
+def _part_far(entries: SparseBlocks, mask: Tensor) -> tuple[SparseBlocks, SparseBlocks]:
+    """`_where` for both parts, of entries on a device: the host waits once, for their counts."""
+    edges = upload(np.concatenate(([0], np.cumsum(entries.counts))), mask.device)
+    kept = np.diff(download(torch.nn.functional.pad(mask.cumsum(0), (1, 0))[edges]))
+    parts = []
+    for marks, counts in ((mask, kept), (~mask, entries.counts - kept)):
+        found = torch.nonzero_static(marks, size=int(counts.sum())).flatten()
+        parts.append(SparseBlocks(entries.ids, counts, entries.indices[found], entries.values[found]))
+    return parts[0], parts[1]
 
 
 def _single(ids: Ints, places: Array, amounts: Array) -> SparseBlocks:

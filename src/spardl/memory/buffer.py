@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spardl.host import Flag, download, upload
 from spardl.kernels.api import Kernels, Shortlist
 from spardl.memory.layout import BlockLayout
 from spardl.memory.listing import Listing
@@ -32,7 +33,7 @@ class Buffer:
         """Move the `budgets[i]` entries of largest magnitude out of each block `ids[i]`; they become zero here."""
         return SparseBlocks(ids, *self.kernels.take_largest(*self._blocks(ids, budgets)))
 
-    def take_rounded(self, ids: Ints, budgets: Ints) -> tuple[Ints, Array, Array, bool]:
+    def take_rounded(self, ids: Ints, budgets: Ints) -> tuple[Ints, Array, Array, Flag]:
         """`take_largest`, of each entry only the nearest bf16: counts, places, codes, and whether all were finite."""
         return self.kernels.take_rounded(*self._blocks(ids, budgets))
 
@@ -108,9 +109,9 @@ class Buffer:
         places = torch.as_tensor(found)
         if len(self.starts) == 2:
             return SparseBlocks(np.zeros(1, np.int64), np.array([places.numel()]), places.int(), values)
-        edges = torch.searchsorted(places, torch.from_numpy(self.starts).to(self.device, places.dtype)).cpu().numpy()
-        counts = np.diff(edges)
-        firsts = torch.from_numpy(np.repeat(self.starts[:-1], counts)).to(self.device)
+        starts = upload(self.starts, self.device).to(places.dtype)
+        counts = np.diff(download(torch.searchsorted(places, starts)))
+        firsts = upload(np.repeat(self.starts[:-1], counts), self.device)
         return SparseBlocks(np.arange(len(counts)), counts, (places - firsts).int(), values)
 
     # --- natural order --------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class Buffer:
 
 def _offsets(entries: SparseBlocks, starts: Ints, device: torch.device) -> Tensor:
     """For each entry, where its block starts."""
-    return torch.from_numpy(np.repeat(starts[entries.ids], entries.counts)).to(device)
+    return upload(np.repeat(starts[entries.ids], entries.counts), device)
 
 
 def zeros(length: int, device: torch.device) -> Tensor:

@@ -45,8 +45,9 @@ class Frames:
 
     def code(self, entries: SparseBlocks, *, keep_error: bool = True) -> CodedBlocks:
         """Round entries to the wire's format. One rank of those that hold the same entries keeps the error."""
-        if self.codec.format.carries_values and not self._memory.algebra.are_finite(entries.amounts):
-            self._memory.poison()
+        if self.codec.format.carries_values and not self._memory.health.note(
+            self.codec.kernels.all_finite(entries.amounts)
+        ):
             return self.nothing(entries.ids)
         if self.codec.format.exact:
             return self.codec.code(entries)
@@ -70,7 +71,7 @@ class Frames:
     def pack(self, coded: CodedBlocks, budgets: Ints) -> Array:
         """The frame of these blocks; poisoned, and without an entry, if this rank is."""
         started = perf_counter()
-        poisoned = self._memory.poisoned
+        poisoned = self._memory.health.is_poisoned()
         if poisoned:
             coded = self.nothing(coded.ids)
         frame = self.codec.pack(coded, self._memory.lengths[coded.ids], budgets, poisoned=poisoned)
@@ -84,7 +85,7 @@ class Frames:
         coded = self.codec.unpack(frame, ids, self._memory.lengths[ids], budgets, peer)
         self.account.seconds += perf_counter() - started
         if coded is None:
-            self._memory.poison()
+            self._memory.health.poison()
             return self.nothing(ids)
         return coded
 
@@ -96,15 +97,14 @@ class Frames:
 
     def pack_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The frame of these values, and what its receivers will decode; poisoned if this rank is."""
-        if not self._memory.algebra.are_finite(values):
-            self._memory.poison()
-        return vector.pack(values, self.codec.format, poisoned=self._memory.poisoned)
+        self._memory.health.note(self.codec.kernels.all_finite(values))
+        return vector.pack(values, self.codec.format, poisoned=self._memory.health.is_poisoned())
 
     def unpack_values(self, frame: Array, count: int, peer: int) -> Tensor:
         """The values that `peer` sent, checked; zeros, and this rank is poisoned, if the frame is."""
         values = vector.unpack(frame, count, self.codec.format, peer)
         if values is None:
-            self._memory.poison()
+            self._memory.health.poison()
             return self._memory.algebra.zeros(count)
         return values
 

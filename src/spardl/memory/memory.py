@@ -4,7 +4,8 @@ The accumulator *is* the residual: gradients are added to a buffer, a selection 
 in place, and what nobody took stays for the next step. So nothing can be lost by forgetting to store it.
 
 This is the only face of a rank's memory that programs see. `frames` makes and opens messages, `algebra` adds and cuts
-entries, `survey` answers questions about values. A poisoned memory gives and takes nothing.
+entries, `survey` answers questions about values, `health` whether the step can still count. A poisoned memory gives
+and takes nothing.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from spardl.host import download
 from spardl.memory.algebra import Algebra
 from spardl.memory.frames import Account, Frames
 from spardl.memory.residuals import Carry
@@ -29,6 +31,7 @@ class Memory:
     def __init__(self, transaction: Transaction, codec: Codec, policy: Carry | None = None) -> None:
         self._transaction = transaction
         self._buffer = transaction.buffer
+        self.health = transaction.health
         self._journal = None if policy is None else policy.journal
         self.frames = Frames(self, codec, Account())
         self.algebra = Algebra(self._buffer.kernels, self._buffer.device)
@@ -40,15 +43,6 @@ class Memory:
     def lengths(self) -> Ints:
         """The number of elements of each block."""
         return self._buffer.lengths
-
-    @property
-    def poisoned(self) -> bool:
-        """Whether some rank's gradient is known not to be finite, so that this step will be rolled back everywhere."""
-        return self._transaction.poisoned
-
-    def poison(self) -> None:
-        """Let this step be rolled back, on all ranks: every frame from here on says so."""
-        self._transaction.poisoned = True
 
     @property
     def meanwhile(self) -> Callable[[], None] | None:
@@ -69,7 +63,7 @@ class Memory:
     def take_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
         """Move the `budgets[i]` entries of largest magnitude out of each block `ids[i]`."""
         self._transaction.add_up(ids)
-        if self.poisoned:
+        if self.health.is_poisoned():
             return self.nothing(ids)
         with record_function("spardl::select"):
             return self._took(self._buffer.take_largest(ids, budgets))
@@ -79,10 +73,10 @@ class Memory:
         if not self.frames.codec.format.rounds_in_place:
             return self.frames.code(self.take_largest(ids, budgets))
         self._transaction.add_up(ids)
-        if not self.poisoned:
+        if not self.health.known_poisoned:
             with record_function("spardl::select"):
                 counts, places, codes, fine = self._buffer.take_rounded(ids, budgets)
-            if fine:
+            if self.health.note(fine):
                 coded = self.frames.codec.coded(ids, counts, places, codes)
                 if self._transaction.velocity is not None:
                     self._transaction.velocity.fade(coded.decode())
@@ -90,13 +84,12 @@ class Memory:
                     rounded = coded.decode()  # what was taken is this and what is left there, to the bit
                     self._journal.took(self._buffer.positions(rounded), rounded.values + self._buffer.at(rounded))
                 return coded
-            self.poison()
         return self.frames.nothing(ids)
 
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
         """Move the `budget` entries of largest magnitude out, wherever they lie."""
         self._transaction.add_up()
-        if self.poisoned:
+        if self.health.is_poisoned():
             return self.nothing(np.arange(len(self.lengths)))
         with record_function("spardl::select"):
             return self._took(self._buffer.take_largest_of_all(budget))
@@ -104,14 +97,14 @@ class Memory:
     def take_above_of_all(self, threshold: float, limit: int) -> SparseBlocks:
         """Move the first `limit` entries of magnitude `threshold` or more out, wherever they lie."""
         self._transaction.add_up()
-        if self.poisoned:
+        if self.health.is_poisoned():
             return self.nothing(np.arange(len(self.lengths)))
         return self._took(self._buffer.take_above_of_all(threshold, limit))
 
     def take_at(self, support: SparseBlocks) -> Tensor:
         """Move the values at these coordinates out, whatever they are; in their order."""
         self._transaction.add_up()
-        if self.poisoned:
+        if self.health.is_poisoned():
             return self.algebra.zeros(len(support))
         values = self._buffer.at(support)
         self._buffer.put(SparseBlocks(support.ids, support.counts, support.places, torch.zeros_like(values)))
@@ -130,7 +123,7 @@ class Memory:
     def find_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
         """The `budgets[i]` entries of largest magnitude of each block `ids[i]`; they stay where they are."""
         self._transaction.add_up(ids)
-        if self.poisoned:
+        if self.health.is_poisoned():
             return self.nothing(ids)
         found = self._buffer.take_largest(ids, budgets)
         self._buffer.put(found)
@@ -139,7 +132,7 @@ class Memory:
     def find_above(self, block: int, threshold: float, limit: int) -> SparseBlocks:
         """The first `limit` entries of magnitude `threshold` or more of a block; they stay where they are."""
         self._transaction.add_up()
-        if self.poisoned:
+        if self.health.is_poisoned():
             return self.nothing(np.array([block]))
         found = self._buffer.take_above(block, threshold, limit)
         self._buffer.put(found)
@@ -150,7 +143,7 @@ class Memory:
     def give_back(self, entries: SparseBlocks) -> None:
         """Add entries in place: what arrived, what was dropped, or what rounding left over."""
         self._transaction.add_up(entries.ids)
-        if not len(entries) or self.poisoned:
+        if not len(entries) or self.health.known_poisoned:
             return
         if self._journal is not None:
             self._journal.gave(self._buffer.positions(entries), self._buffer.at(entries))
@@ -172,5 +165,5 @@ class Memory:
 
     def positions(self, entries: SparseBlocks) -> Ints:
         """Where entries lie in the vector, as numbers of this host."""
-        positions: Ints = self._buffer.positions(entries).cpu().numpy()
+        positions: Ints = download(self._buffer.positions(entries))
         return positions

@@ -46,8 +46,8 @@ class Journal:
         import torch
 
         for touched in reversed(self._touched):
-            undone = ~torch.isin(touched.positions, settled)
-            buffer.values[touched.positions[undone]] = touched.before[undone]
+            stays = torch.isin(touched.positions, settled)
+            buffer.values[touched.positions] = buffer.values[touched.positions].where(stays, touched.before)
 
     def changes(self, buffer: "Buffer") -> "tuple[Tensor, Tensor]":
         """Every position that was changed, as often as it was, and by how much less it holds now than in the beginning.

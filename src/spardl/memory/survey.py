@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spardl.memory.algebra import norm_of
+from spardl.host import download
 from spardl.memory.transaction import Transaction
 from spardl.sparse import Ints
 
@@ -26,7 +26,7 @@ class Survey:
         """How many magnitudes of a block lie in each bin of 2**shift float32 bit patterns, from bin `first` up."""
         self._transaction.add_up()
         buffer = self._transaction.buffer
-        if self._transaction.poisoned:
+        if self._transaction.health.is_poisoned():
             return np.zeros(bins, np.int64)
         stretch = buffer.values[int(buffer.starts[block]) : int(buffer.starts[block + 1])]
         counts: Ints = buffer.kernels.count_bins(stretch, first, shift, bins)
@@ -38,13 +38,16 @@ class Survey:
         values = self._transaction.buffer.values
         sample = values[:: max(1, values.numel() // SAMPLE)].abs()
         rank = max(1, round(sample.numel() * target / values.numel()))
-        return float(torch.topk(sample, rank).values[-1]) if not self._transaction.poisoned else 0.0
+        return (
+            float(download(torch.topk(sample, rank).values[-1])) if not self._transaction.health.is_poisoned() else 0.0
+        )
 
     def norms(self) -> NDArray[np.float64]:
         """The Euclidean norm of each block."""
         self._transaction.add_up()
         buffer = self._transaction.buffer
-        if self._transaction.poisoned:
+        if self._transaction.health.is_poisoned():
             return np.zeros(len(buffer.lengths))
         blocks = buffer.values.split(buffer.lengths.tolist())
-        return np.array([norm_of(block) for block in blocks])
+        norms = torch.stack([torch.linalg.vector_norm(block, dtype=torch.float64) for block in blocks])
+        return np.asarray(download(norms), np.float64)

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spardl.host import Flag
 from spardl.kernels.api import Bools
 from spardl.kernels.cpu.crew import Crew
 from spardl.memory.buffer import Buffer
+from spardl.memory.health import Health
 from spardl.memory.velocity import Momentum, Velocity
 from spardl.sparse import Ints
 
@@ -39,7 +41,7 @@ class Transaction:
     def __init__(self, buffer: Buffer, velocity: Velocity | None = None, crew: Crew | None = None) -> None:
         self.buffer = buffer
         self.velocity = velocity
-        self.poisoned = False
+        self.health = Health()
         self._crew = crew or Crew()
         self._lent: list[_Lent] = []
         self._later: list[_Lent] = []  # what is to be added in the blocks that wait
@@ -61,7 +63,7 @@ class Transaction:
         if momentum is not None and self.velocity is not None:
             self.velocity.begin(name, momentum)
             if momentum.continued:
-                self.poisoned |= not self._add(lent, np.ones_like(self._waiting))
+                self.health.note(self._add(lent, np.ones_like(self._waiting)))
                 return
         self._later.append(lent)
         self._waiting[:] = True
@@ -86,9 +88,11 @@ class Transaction:
 
         def job(wanted: Bools) -> bool:
             place = (layout.starts, layout.chunk, offset)
-            return bool(buffer.kernels.differ(buffer.array, *place, shared, own, wanted, buffer.listing.shortlist))
+            return self.health.note(
+                buffer.kernels.differ(buffer.array, *place, shared, own, wanted, buffer.listing.shortlist)
+            )
 
-        self.poisoned |= not self._crew.share(job, np.ones_like(self._waiting))
+        self.health.note(self._crew.share(job, np.ones_like(self._waiting)))
 
     def _open(self, offset: int, stretch: Tensor) -> None:
         if not self._begun:
@@ -110,7 +114,7 @@ class Transaction:
             wanted[:] = False
             wanted[ids] = self._waiting[ids]
         if wanted.any():
-            self.poisoned |= not self._crew.share(self._add_waiting, wanted)
+            self.health.note(self._crew.share(self._add_waiting, wanted))
             self._waiting ^= wanted
             if not self._waiting.any():
                 self._later.clear()
@@ -118,19 +122,17 @@ class Transaction:
     def _add_waiting(self, wanted: Bools) -> bool:
         fine = True
         for lent in self._later:
-            fine &= self._add(lent, wanted)
+            fine &= self.health.note(self._add(lent, wanted))
         return fine
 
-    def _add(self, lent: _Lent, wanted: Bools) -> bool:
+    def _add(self, lent: _Lent, wanted: Bools) -> Flag:
         buffer = self.buffer
         if self.velocity is not None:
             assert lent.momentum is not None
             return self.velocity.add(lent.name, lent.offset, lent.memory, lent.scale, lent.momentum, wanted)
         layout, listed = buffer.layout, buffer.listing.shortlist
-        return bool(
-            buffer.kernels.accumulate(
-                buffer.array, layout.starts, layout.chunk, lent.offset, lent.memory, lent.scale, wanted, listed
-            )
+        return buffer.kernels.accumulate(
+            buffer.array, layout.starts, layout.chunk, lent.offset, lent.memory, lent.scale, wanted, listed
         )
 
     def commit(self, *, dense: bool = False) -> None:
@@ -168,5 +170,5 @@ class Transaction:
     def _end(self) -> None:
         self._lent.clear()
         self._begun = False
-        self.poisoned = False
+        self.health.reset()
         self.buffer.listing.end()

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spardl.host import Flag
 from spardl.memory.buffer import Buffer, zeros
 from spardl.sparse import SparseBlocks
 
@@ -55,7 +56,7 @@ class Velocity:
         scale: float,
         rule: Momentum,
         wanted: NDArray[np.bool_],
-    ) -> bool:
+    ) -> Flag:
         """Add what `rule` makes of `scale * gradient` to the buffer, in the wanted blocks. Whether sums are finite.
 
         As `kernels.accumulate`, it leaves what the buffer held before in the gradient's memory.
@@ -64,24 +65,22 @@ class Velocity:
         layout, kernels = self._buffer.layout, self._buffer.kernels
         if rule.continued:
             return self._continue(name, offset, gradient, scale, rule)
-        return bool(
-            kernels.accumulate_momentum(
-                self._buffer.array,
-                self.values,
-                self._updated,
-                layout.starts,
-                layout.chunk,
-                offset,
-                gradient,
-                rule.weights,
-                scale,
-                rule.momentum,
-                rule.decay,
-                self._damping[name],
-                rule.nesterov or not rule.momentum,
-                wanted,
-                self._buffer.listing.shortlist,
-            )
+        return kernels.accumulate_momentum(
+            self._buffer.array,
+            self.values,
+            self._updated,
+            layout.starts,
+            layout.chunk,
+            offset,
+            gradient,
+            rule.weights,
+            scale,
+            rule.momentum,
+            rule.decay,
+            self._damping[name],
+            rule.nesterov or not rule.momentum,
+            wanted,
+            self._buffer.listing.shortlist,
         )
 
     def begin(self, name: str, rule: Momentum) -> None:
@@ -93,7 +92,7 @@ class Velocity:
             undamped = name not in self.started
             self._damping[name] = (1.0 if undamped else 1.0 - rule.dampening) if rule.momentum else 0.0
 
-    def _continue(self, name: str, offset: int, gradient: Tensor, scale: float, rule: Momentum) -> bool:
+    def _continue(self, name: str, offset: int, gradient: Tensor, scale: float, rule: Momentum) -> Flag:
         """Add more of the last step's gradient, in all blocks: velocities and sums become as if it had come then."""
         layout, kernels = self._buffer.layout, self._buffer.kernels
         damping = self._damping.get(name, 1.0)
@@ -103,7 +102,7 @@ class Velocity:
         kernels.accumulate(self._updated, *place, gradient.clone(), scale * damping, everywhere)
         share = 1.0 + rule.momentum * damping if rule.nesterov or not rule.momentum else damping
         self._buffer.listing.give_up()
-        return bool(kernels.accumulate(self._buffer.values, *place, gradient, scale * share, everywhere))
+        return kernels.accumulate(self._buffer.values, *place, gradient, scale * share, everywhere)
 
     def keep(self, offset: int, scratch: Tensor) -> None:
         """This step leaves the stretch at `offset`, as long as `scratch`, as it is."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from spardl.host import download, upload
 from spardl.kernels import Kernels
 from spardl.memory.buffer import Buffer
 
@@ -76,9 +77,12 @@ def _somewhere(group: Group, outcome: Outcome) -> dict[str, Landing]:
     positions, sent = journal.changes(buffer)
     natural, order = torch.sort(_natural(buffer, positions))
     sent = sent[order]
+    spans = _spans(group, outcome.parts)
+    bounds = upload([bound for _, span in spans for bound in span], natural.device)
+    edges = iter(download(torch.searchsorted(natural, bounds)).tolist())
     found = {}
-    for (part, (first, stop)), (support, agreed) in zip(_spans(group, outcome.parts), outcome.averages, strict=True):
-        i, j = torch.searchsorted(natural, torch.tensor([first, stop], device=natural.device)).tolist()
+    for (part, (first, _)), (support, agreed) in zip(spans, outcome.averages, strict=True):
+        i, j = next(edges), next(edges)
         touched = natural[i:j] - first
         found[part.name] = Landing(torch.as_tensor(support), torch.as_tensor(agreed), touched, sent[i:j])
     return found

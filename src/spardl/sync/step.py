@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
 from spardl.collectives.program import AllReduce, Program
+from spardl.host import Flag, all_hold, download, upload
 from spardl.memory.layout import entries
 from spardl.memory.velocity import Momentum
 from spardl.sparse import Array, SparseBlocks
@@ -98,9 +100,9 @@ def group_step(group: Group, parts: Sequence[Part], terms: Terms) -> Program[Out
 
 def agree_on_unused(group: Group, parts: Sequence[Part]) -> Program[list[Part]]:
     """A parameter that any rank has used is used: only what none has used waits."""
-    used = torch.tensor([not part.unused for part in parts], dtype=torch.float32, device=group.buffer.device)
+    used = upload(np.array([not part.unused for part in parts], np.float32), group.buffer.device)
     yield AllReduce(used, name="agreement on unused parameters")
-    return [replace(part, unused=not use) for part, use in zip(parts, used.tolist(), strict=True)]
+    return [replace(part, unused=not use) for part, use in zip(parts, download(used).tolist(), strict=True)]
 
 
 def accumulate(group: Group, parts: Sequence[Part], terms: Terms) -> None:
@@ -142,12 +144,12 @@ def exchange(group: Group, terms: Terms) -> Program[Outcome]:
             outcome.poisoned = not _is_fine_densely(group, outcome)
             # As of a ring, so that 32 bits per entry come out beside the sparse methods' figures.
             group.stats.entries_sent += int(ring_amount(group.plan.elements, group.workers))
-        elif not group.transaction.poisoned:
+        elif not group.transaction.health.is_poisoned():
             group.policy.settle(group.buffer, result)
             if total is not None:
                 group.stats.delta = _diagnosis(group, total, result, density)
             outcome.averages = _averages(group, outcome, result)
-            outcome.poisoned = not all(_is_finite(group, values) for _, values in outcome.averages)
+            outcome.poisoned = not all_hold(_are_finite(group, values) for _, values in outcome.averages)
         else:
             outcome.poisoned = True
     return outcome
@@ -156,7 +158,7 @@ def exchange(group: Group, terms: Terms) -> Program[Outcome]:
 def _sum_of_all(group: Group) -> Program[Tensor]:
     """What all ranks have accumulated, in natural order."""
     total = _in_natural_order(group)
-    if group.transaction.poisoned:
+    if group.transaction.health.is_poisoned():
         total.fill_(torch.nan)
     yield AllReduce(total, name="diagnosis")
     return total
@@ -183,7 +185,7 @@ def _averages(group: Group, outcome: Outcome, result: SparseBlocks) -> list[tupl
     positions, values = (torch.as_tensor(each) for each in averages)
     firsts = [group.offsets[part.name] for part in parts]
     stops = [first + part.gradient.numel() for first, part in zip(firsts, parts, strict=True)]
-    edges = torch.searchsorted(positions, torch.tensor([*firsts, *stops], device=positions.device)).tolist()
+    edges = download(torch.searchsorted(positions, upload([*firsts, *stops], positions.device))).tolist()
     cuts = zip(parts, firsts, edges[: len(parts)], edges[len(parts) :], strict=True)
     return [
         (positions[i:j] - first if first else positions[i:j], values[i:j].to(part.gradient.dtype))
@@ -191,23 +193,21 @@ def _averages(group: Group, outcome: Outcome, result: SparseBlocks) -> list[tupl
     ]
 
 
-def _is_finite(group: Group, values: Array) -> bool:
+def _are_finite(group: Group, values: Array) -> Flag:
     if isinstance(values, Tensor) and values.dtype is not torch.float32:
-        return bool(values.isfinite().all())
-    return bool(group.buffer.kernels.all_finite(values))
+        return values.isfinite().all()
+    return group.buffer.kernels.all_finite(values)
 
 
 def _is_fine_densely(group: Group, outcome: Outcome) -> bool:
     """Whether the dense sums are finite, and stay so as averages in gradients that have fewer bits than ours."""
-    if not group.buffer.kernels.all_finite(group.memory.everything()):
-        return False
+    flags = [group.buffer.kernels.all_finite(group.memory.everything())]
     for part in outcome.parts:
         if part.gradient.dtype is not torch.float32:
             total = torch.empty(part.gradient.numel(), device=group.buffer.device)
             group.buffer.read(group.offsets[part.name], total)
-            if not torch.isfinite((total * outcome.factor).to(part.gradient.dtype)).all():
-                return False
-    return True
+            flags.append(torch.isfinite((total * outcome.factor).to(part.gradient.dtype)).all())
+    return all_hold(flags)
 
 
 def as_float(part: Part) -> Tensor:

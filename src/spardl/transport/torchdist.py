@@ -1,4 +1,5 @@
-"""torch.distributed: gloo on CPU. NCCL takes the same path with device buffers; it has never been run by us.
+"""torch.distributed: gloo on CPU, NCCL with device buffers. NCCL itself has never been run by us: tests drive this file
+against a group that refuses what NCCL would refuse (docs/gpu.md).
 
 Point-to-point messages on a process group of our own, so that DDP's collectives on the main thread cannot cross ours.
 Every wait has a deadline, also those for the store through which ranks meet, and its error names the peer: gloo knows
@@ -21,7 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from spardl import _torch_private
 from spardl.collectives.program import AllReduce, Operation, Round
 from spardl.errors import ConfigError, PeerError, ProtocolError
+from spardl.host import download, upload
 from spardl.metrics import Traffic
+from spardl.sparse import Array
 from spardl.transport import failures, texts
 from spardl.transport.address import own_address, routed_address
 from spardl.transport.base import use_the_time
@@ -37,6 +40,9 @@ THREADS = 2  # of a group, as torch has it
 MEETING = "the meeting of the ranks"
 
 Group = dist.ProcessGroup | DeviceMesh | None
+
+_Posts = list[tuple[int, Tensor]]  # peers, each with what it is sent, or where what it sends arrives
+_Works = list[tuple[int, str, Any]]  # what is under way: whom an error names, what they should have done, torch's work
 
 
 class TorchTransport:
@@ -57,6 +63,7 @@ class TorchTransport:
         self.rank = ranks.index(dist.get_rank())
         self.workers = len(ranks)
         self.addresses = [""] * self.workers
+        self._ranks = ranks
         self._sent = [0] * self.workers
         self._received = [0] * self.workers
         self._awaited: list[int] = []  # in this round
@@ -64,7 +71,7 @@ class TorchTransport:
         self.watch = Watch(self.rank)
         self.watch.for_whom(self.pending)
         backend = "gloo" if self.device.type == "cpu" else dist.get_backend()
-        self._fixed_size = backend == "nccl"
+        self._by_nccl = backend == "nccl"
         try:
             self._meet(ranks, backend)
         except BaseException:
@@ -144,33 +151,50 @@ class TorchTransport:
     # --- operations -----------------------------------------------------------------------------------------------
 
     def _round(self, operation: Round, started: float) -> list[Tensor]:
-        sends = [
-            (peer, torch.as_tensor(frame, device=self.device), capacity) for peer, frame, capacity in operation.send
+        sends = [(peer, self._payload(frame, capacity)) for peer, frame, capacity in operation.send]
+        receives = [
+            (peer, torch.empty(capacity, dtype=torch.uint8, device=self.device)) for peer, capacity in operation.receive
         ]
-        arriving = []
-        for peer, capacity in operation.receive:
-            buffer = torch.empty(capacity, dtype=torch.uint8, device=self.device)
-            arriving.append((peer, buffer, self._group.recv([buffer], peer, self._received[peer])))
-            self._received[peer] += 1
-        leaving = []
-        for peer, frame, capacity in sends:
-            payload = padded(frame, capacity) if self._fixed_size else frame
-            leaving.append((peer, payload, self._group.send([payload], peer, self._sent[peer])))
-            self._sent[peer] += 1
-        self._awaited = [peer for peer, _, _ in (*arriving, *leaving)]
+        works = (self._post_at_once if self._by_nccl else self._post)(sends, receives)
+        self._awaited = [peer for peer, _ in (*receives, *sends)]
         started += use_the_time(operation)
-        for peer, _, work in arriving:
-            self._wait(work, peer, operation.name, "sent")
-        for peer, _, work in leaving:
-            self._wait(work, peer, operation.name, "took")
+        for peer, verb, work in works:
+            self._wait(work, peer, operation.name, verb)
         self.traffic.count(
             rounds=1,
-            messages=len(leaving),
-            sent=sum(payload.numel() for _, payload, _ in leaving),
-            received=sum(buffer.numel() for _, buffer, _ in arriving),
+            messages=len(sends),
+            sent=sum(payload.numel() for _, payload in sends),
+            received=sum(buffer.numel() for _, buffer in receives),
             seconds=time.perf_counter() - started,
         )
-        return [buffer for _, buffer, _ in arriving]
+        return [buffer for _, buffer in receives]
+
+    def _payload(self, frame: Array, capacity: int) -> Tensor:
+        """The bytes to send, on our device; NCCL needs both sides of a message to name the same size."""
+        bytes_ = frame if isinstance(frame, Tensor) else upload(frame, self.device)
+        return padded(bytes_, capacity) if self._by_nccl else bytes_.to(self.device)
+
+    def _post(self, sends: _Posts, receives: _Posts) -> _Works:
+        """Start each message by itself; receives first, so that what arrives has a place."""
+        works: _Works = []
+        for peer, buffer in receives:
+            works.append((peer, "sent", self._group.recv([buffer], peer, self._received[peer])))
+            self._received[peer] += 1
+        for peer, payload in sends:
+            works.append((peer, "took", self._group.send([payload], peer, self._sent[peer])))
+            self._sent[peer] += 1
+        return works
+
+    def _post_at_once(self, sends: _Posts, receives: _Posts) -> _Works:
+        """Start a round as one operation: NCCL works off single messages in order, and two ranks that both begin by
+        receiving would wait for each other for ever."""
+        ranks, group = self._ranks, self._group
+        batch = [dist.P2POp(dist.irecv, buffer, ranks[peer], group) for peer, buffer in receives]
+        batch += [dist.P2POp(dist.isend, payload, ranks[peer], group) for peer, payload in sends]
+        if not batch:
+            return []
+        peer, verb = (receives[0][0], "sent") if receives else (sends[0][0], "took")
+        return [(peer, verb, work) for work in dist.batch_isend_irecv(batch)]
 
     def _all_reduce(self, operation: AllReduce, started: float) -> Any:
         if self.workers == 1:
@@ -191,11 +215,13 @@ class TorchTransport:
     def _gather(self, mine: Tensor, name: str) -> list[Tensor]:
         """Every rank's bytes, in rank order: first how many, then the bytes themselves, filled up to the most."""
         sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.workers)]
-        self._wait_for_all(self._group.allgather([sizes], [sizes[0].new_tensor([mine.numel()])]), name)
-        ours = padded(mine.to(self.device), max(1, *(int(size) for size in sizes)))
+        self._wait_for_all(self._group.allgather([sizes], [upload([mine.numel()], self.device)]), name)
+        counts = download(torch.cat(sizes)).tolist()
+        ours = padded(mine.to(self.device, non_blocking=True), max(1, *counts))
         everyone = [torch.empty_like(ours) for _ in sizes]
         self._wait_for_all(self._group.allgather([everyone], [ours]), name)
-        return [theirs[: int(size)].cpu() for theirs, size in zip(everyone, sizes, strict=True)]
+        together = torch.from_numpy(download(torch.stack(everyone)))
+        return [theirs[:count] for theirs, count in zip(together, counts, strict=True)]
 
     # --- waiting --------------------------------------------------------------------------------------------------
 

@@ -223,14 +223,18 @@ class LevelFormat(ValueFormat):
         return 1 << (self.bits - 1)
 
     def encode(self, values: "Tensor", counts: "NDArray[np.int64]") -> "tuple[Tensor, Tensor]":
+        import numpy as np
         import torch
+
+        from spardl.host import upload
 
         rows = _Rows(counts, self.per_scale)
         magnitudes = rows.fill(values).abs_()
         low, high = magnitudes.amin(1, keepdim=True), magnitudes.amax(1, keepdim=True)
         unit = ((high - low) / _UNITS).maximum(high * 2.0**-20).clamp(min=_SMALLEST_NORMAL)
         amounts = magnitudes.sub_(low).div_(unit).round_()
-        roots = self._nearest(amounts, amounts.new_tensor([self.guess]) * _UNITS)
+        guess = upload(np.array([self.guess], np.float32), amounts.device)
+        roots = self._nearest(amounts, guess * _UNITS)
         ends = low + unit * self._fit(roots.square_(), amounts, rows)
         scales = _join_ends(ends.minimum(high).float())
         roots = self._nearest(amounts, (_split_ends(scales) - low) / unit)
@@ -259,7 +263,9 @@ class LevelFormat(ValueFormat):
         """The ends of each row for which the levels of these squares are nearest to the amounts, by least squares."""
         import torch
 
-        count = torch.from_numpy(rows.sizes).to(amounts)
+        from spardl.host import upload
+
+        count = upload(rows.sizes, amounts.device).to(amounts)
         spare = rows.width - count
         entries = (squares, amounts, squares * squares, squares * amounts)
         x, y, xx, xy = torch.stack([each.sum(1) - spare * each[:, -1] for each in entries]).double()
@@ -385,6 +391,7 @@ class _Rows:
 def _owner(counts: "NDArray[np.int64]", device: "torch.device") -> "Tensor":
     """The block of each entry."""
     import numpy as np
-    import torch
 
-    return torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device)
+    from spardl.host import upload
+
+    return upload(np.repeat(np.arange(len(counts)), counts), device)

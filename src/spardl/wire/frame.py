@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from spardl import sparse
+from spardl import host, sparse
 from spardl.errors import ProtocolError
 from spardl.kernels.api import Array, CodedEntries, Ints, Kernels
 from spardl.sparse import SparseBlocks
@@ -184,7 +184,9 @@ class Codec:
     def _why_foreign(self, frame: Array, expected: int) -> str:
         if len(frame) < wire.HEADER.size:
             return f"{len(frame)} bytes, fewer than a header takes"
-        version, flags, blocks, length = wire.HEADER.unpack(bytes(frame[: wire.HEADER.size].tolist()))
+        version, flags, blocks, length = wire.HEADER.unpack(
+            np.asarray(host.download(torch.as_tensor(frame[: wire.HEADER.size]))).tobytes()
+        )
         if version != wire.VERSION:
             return f"wire version {version} where this is {wire.VERSION}; run the same spardl on all ranks"
         if flags & ~wire.POISONED_FLAG != self._frame.flags:

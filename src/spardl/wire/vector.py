@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from spardl.errors import ProtocolError
+from spardl.host import download
 from spardl.kernels.torch_frames import pack_codes, unpack_codes
 from spardl.sparse import Array
 from spardl.wire.format import ValueFormat, value_format
@@ -26,7 +27,7 @@ def pack(values: Tensor, form: str | ValueFormat, *, poisoned: bool = False) -> 
     counts = np.array([values.numel()])
     form = value_format(form)
     codes, scales = form.encode(values, counts)
-    flag = torch.tensor([_POISONED if poisoned else _FINE], dtype=torch.uint8, device=values.device)
+    flag = torch.full((1,), _POISONED if poisoned else _FINE, dtype=torch.uint8, device=values.device)
     scale = scales.view(torch.uint8) if scales.numel() else flag[:0]
     frame = torch.cat((flag, scale, pack_codes(codes.contiguous(), form.bits)))
     return frame, form.decode(codes, scales, counts)
@@ -36,15 +37,18 @@ def unpack(frame: Array, count: int, form: str | ValueFormat, peer: int) -> Tens
     """What `pack` sent, or None if it was poisoned; `ProtocolError` if it is not `count` finite values."""
     frame = torch.as_tensor(frame)
     form = value_format(form)
-    if frame.numel() != size(count, form) or int(frame[0]) not in (_FINE, _POISONED):
+    if frame.numel() != size(count, form):
         raise _other(count, peer)
-    if int(frame[0]) == _POISONED:
-        return None
     codes_at = 1 + _scales_size(count, form)
     scales = frame[1:codes_at].clone().view(torch.float32)
     codes = unpack_codes(frame[codes_at:], count, form.bits, form.dtype)
     values = form.decode(codes, scales, np.array([count]))
-    if not torch.isfinite(values).all():
+    flag, fine = download(torch.stack((frame[0], torch.isfinite(values).all().to(torch.uint8)))).tolist()
+    if flag not in (_FINE, _POISONED):
+        raise _other(count, peer)
+    if flag == _POISONED:
+        return None
+    if not fine:
         raise ProtocolError(f"rank {peer} sent a value that is not finite; nothing was applied.", peer=peer)
     return values
 

@@ -49,11 +49,11 @@ class Deft:
         memory.repartition(self.pieces)
         budgets, poisoned = yield from self._budgets(team, memory, density)
         if poisoned:  # known to all at once, so all leave here
-            memory.poison()
+            memory.health.poison()
             return memory.nothing(np.arange(len(self.pieces) - 1))
         support = yield from self._union(team, memory, budgets)
         total = yield from sum_at(team, memory, support)
-        if not memory.poisoned:
+        if not memory.health.is_poisoned():
             self.step += 1
         return memory.in_order(total)
 
@@ -61,9 +61,9 @@ class Deft:
         """Every piece's share of the budget, by the norms that this step's leader sees; the same on all workers."""
         lengths = np.diff(self.pieces)
         mine = np.zeros(len(lengths), np.int64)
-        if team.position == 0 and not memory.poisoned:
+        if team.position == 0 and not memory.health.is_poisoned():
             mine = share_out(memory.survey.norms(), lengths, entries(density, self.layout.length))
-        rows = yield from all_gather_numbers(team, [memory.poisoned, *mine], "budgets")
+        rows = yield from all_gather_numbers(team, [memory.health.is_poisoned(), *mine], "budgets")
         return np.clip(rows[0, 1:], 0, lengths), bool(rows[:, 0].any())
 
     def _union(self, team: Team, memory: Memory, budgets: Ints) -> Program[SparseBlocks]:

@@ -124,15 +124,15 @@ class ExDyna:
         histogram = memory.survey.count_bins(team.position, first_bin(threshold), SHIFT, BINS)
         limit = -(-BURST * target // self.workers) if target < self.layout.length else target
         chosen = memory.find_above(team.position, threshold, limit)
-        rows = yield from all_gather_numbers(team, [memory.poisoned, len(chosen), *histogram], "counts")
+        rows = yield from all_gather_numbers(team, [memory.health.is_poisoned(), len(chosen), *histogram], "counts")
         if rows[:, 0].any():  # known to all at once, so all leave here
-            memory.poison()
+            memory.health.poison()
             return memory.nothing(np.arange(self.workers))
         counts = rows[:, 1]
         limits = np.clip(counts, 0, memory.lengths)
         support = yield from gather_support(team, memory, chosen, np.arange(team.size), limits)
         total = yield from sum_at(team, memory, support)
-        if not memory.poisoned:
+        if not memory.health.is_poisoned():
             self._shared.note(self._name, len(support), target, rows[:, 2:].sum(0))
             self.partition.learn(counts, memory.positions(support))
             self.step += 1

@@ -66,7 +66,7 @@ class OkTopk:
         lengths, coded = np.diff(self.bounds), memory.frames.code(mine)
         versions = yield from send_to_owners(self.team, memory.frames, coded, np.minimum(LIMIT * k, lengths))
         result = yield from self._gather(memory, memory.algebra.sum(versions), k, exact)
-        if not memory.poisoned:
+        if not memory.health.is_poisoned():
             self._learn(k, len(mine), len(result), exact)
         return result
 

@@ -1,0 +1,136 @@
+"""Whole methods on a device that is not the CPU: nothing touches its memory unseen, and results have the same bits."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from clusters import Cluster
+from far import FAR, WAITS, FarCluster, HostTouch, far, near
+from spardl.collectives.methods.registry import METHODS
+from spardl.config import SyncConfig
+from spardl.memory.velocity import Momentum
+from spardl.sync.plan import Member, plan_group
+
+ELEMENTS = 1003
+
+
+def steps(kind: type[Cluster], config: SyncConfig, workers: int) -> list[torch.Tensor]:
+    """Results of a few steps, and the residuals after them."""
+    generator = torch.Generator().manual_seed(5)
+    cluster = kind(workers, ELEMENTS, config)
+    found = []
+    for _ in range(3):
+        found += cluster.step([torch.randn(ELEMENTS, generator=generator) ** 3 for _ in range(workers)])
+    return found + cluster.residuals()
+
+
+@pytest.mark.parametrize("values", ["fp32", "bf16", "fp16", "int8", "int4", "int1"])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_and_format_runs_on_a_device_and_gives_the_same_bits(method: str, values: str) -> None:
+    config = SyncConfig(method=method, density=0.05, values=values)
+    for one, other in zip(steps(FarCluster, config, 4), steps(Cluster, config, 4), strict=True):
+        assert torch.equal(one, other)
+
+
+def plan_of(config: SyncConfig, sizes: list[int], workers: int) -> list[Any]:
+    """One group of tensors of these sizes."""
+    members = [Member(f"tensor {i}", size) for i, size in enumerate(sizes)]
+    return [plan_group(replace(config, dense_below=0), members, workers)]
+
+
+def waits_of_a_step(workers: int, tensors: int, **settings: Any) -> tuple[float, int]:
+    """How often each rank's host waits in one step of one group, and the step's rounds."""
+    config = SyncConfig(density=0.05, **settings)
+    sizes = [120 // tensors * 10] * tensors
+    cluster = FarCluster(workers, sum(sizes), config, plans=plan_of(config, sizes, workers))
+    for _ in range(2):
+        given = [
+            {
+                f"tensor {i}": far(torch.randn(size, generator=torch.Generator().manual_seed(i + rank)))
+                for i, size in enumerate(sizes)
+            }
+            for rank in range(workers)
+        ]
+        WAITS.clear()
+        rounds = cluster.network.traffic[0].rounds
+        cluster.step_all(given)
+    return WAITS.total() / workers, cluster.network.traffic[0].rounds - rounds
+
+
+@pytest.mark.parametrize(("workers", "tensors"), [(2, 1), (4, 1), (4, 2), (4, 12), (8, 1)])
+def test_waits_are_four_per_round_and_a_few_per_step(workers: int, tensors: int) -> None:
+    """Neither the number of blocks, which is that of workers, nor that of tensors counts: only whether there are
+    several, since then the host has to know where each one's part of the result begins."""
+    waits, rounds = waits_of_a_step(workers, tensors, teams=1, values="bf16")
+    assert rounds == 2 * (workers.bit_length() - 1)
+    assert waits == 4 * rounds + 3 + (tensors > 1)
+
+
+@pytest.mark.parametrize("values", ["fp32", "int8"])
+def test_waits_with_values_that_are_rounded_after_the_selection(values: str) -> None:
+    waits, rounds = waits_of_a_step(4, 12, teams=1, values=values)
+    assert waits <= 4 * rounds + 3 + 1 + 2  # whether sums are finite is asked before each selection
+
+
+def test_momentum_before_the_selection_runs_on_a_device() -> None:
+    """Two steps with velocities, in two tensors: the same bits."""
+    config = SyncConfig(density=0.05)
+    sizes = [400, 300]
+    found = []
+    for kind, up in ((FarCluster, far), (Cluster, lambda tensor: tensor)):
+        cluster = kind(2, sum(sizes), config, momentum=True)
+        for sync in cluster.ranks:
+            sync.regroup(plan_of(config, sizes, 2))
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(2):
+            given = [
+                {f"tensor {i}": up(torch.randn(size, generator=generator)) for i, size in enumerate(sizes)}
+                for _ in range(2)
+            ]
+            rule = {
+                f"tensor {i}": Momentum(up(torch.ones(size)), 0.9, 1e-4, nesterov=True) for i, size in enumerate(sizes)
+            }
+            found.append([near(tensor) for each in cluster.step_all(given, [rule, rule]) for tensor in each.values()])
+        found.append(cluster.residuals())
+    for ours, theirs in zip(found[:3], found[3:], strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_a_gradient_that_is_not_finite_rolls_back_on_a_device() -> None:
+    config = SyncConfig(density=0.05)
+    cluster = FarCluster(4, ELEMENTS, config)
+    good = [torch.randn(ELEMENTS) for _ in range(4)]
+    cluster.step(good)
+    before = cluster.residuals()
+    bad = [each.clone() for each in good]
+    bad[2][5] = torch.inf
+    assert all(result.isnan().all() for result in cluster.step(bad))
+    assert all(torch.equal(one, other) for one, other in zip(before, cluster.residuals(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        lambda tensor: tensor.numpy(),
+        lambda tensor: tensor.tolist(),
+        lambda tensor: tensor[0].item(),
+        lambda tensor: bool(tensor.any()),
+        lambda tensor: tensor + torch.ones(3),
+        lambda tensor: tensor[torch.tensor([1])],
+        lambda tensor: torch.ones(3).to(FAR),
+    ],
+)
+def test_the_device_notices_whoever_touches_it_unseen(touch: Any) -> None:
+    with pytest.raises((HostTouch, RuntimeError)):
+        touch(far(torch.ones(3)))
+
+
+def test_the_device_counts_waits() -> None:
+    WAITS.clear()
+    tensor = torch.zeros(4, device=FAR)
+    tensor[1:3] += 1
+    assert tensor.cpu().tolist() == [0, 1, 1, 0]
+    assert tensor.nonzero().shape == (2, 1) and tensor[tensor > 0].numel() == 2
+    assert dict(WAITS) == {"read": 1, "shape": 2}

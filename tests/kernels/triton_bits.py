@@ -1,0 +1,71 @@
+"""Run by test_triton.py in Triton's interpreter: each kernel in Triton against the one in plain torch, bit for bit."""
+
+import numpy as np
+import torch
+
+from spardl.kernels.torch import TorchKernels
+from spardl.kernels.triton import TILE, TritonKernels
+from spardl.memory.layout import BlockLayout
+
+fused, plain = TritonKernels(), TorchKernels()
+AWKWARD = [0.0, -0.0, 2.0**-149, -1e-40, 3.4e38, -3.4e38, 1.00390625, 1.01171875, -2.5, 2.5]
+
+
+def numbers(length: int, seed: int) -> torch.Tensor:
+    values = torch.randn(length, generator=torch.Generator().manual_seed(seed)) ** 3
+    values[: len(AWKWARD)] = torch.tensor(AWKWARD)[:length]
+    return values
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> None:
+    assert one.dtype == other.dtype and one.shape == other.shape
+    assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def check_rounding() -> None:
+    for length in (0, 10, TILE + 3):
+        values = numbers(length, length)
+        for one, other in zip(fused.round_bf16(values), plain.round_bf16(values), strict=True):
+            same(one, other)
+
+
+def check_thresholds() -> None:
+    for threshold, limit in ((0.5, 0), (0.5, 7), (0.0, 10**6), (1e9, 3)):
+        mine, theirs = numbers(2 * TILE + 9, 1), numbers(2 * TILE + 9, 1)
+        assert fused.count_above(mine, threshold) == plain.count_above(theirs, threshold)
+        found = fused.take_above(mine, 5, 2 * TILE, threshold, limit)
+        for one, other in zip(found, plain.take_above(theirs, 5, 2 * TILE, threshold, limit), strict=True):
+            same(one, other)
+        same(mine, theirs)
+
+
+def check_scattering() -> None:
+    mine, theirs = numbers(3000, 2), numbers(3000, 2)
+    firsts, counts = np.array([0, 1000, 1700]), np.array([300, 0, 900])
+    indices = torch.cat((torch.arange(0, 900, 3), torch.arange(900))).int()
+    for kernels, memory in ((fused, mine), (plain, theirs)):
+        kernels.scatter_add(memory, firsts, counts, indices, numbers(1200, 3))
+    same(mine, theirs)
+
+
+def check_accumulating() -> None:
+    for count, chunk, offset, length in ((1, 4000, 0, 3000), (3, 50, 0, 3000), (4, 64, 333, 2000), (2, 7, 5, 0)):
+        layout = BlockLayout(3000, count, chunk)
+        for wanted in (np.ones(count, np.bool_), np.arange(count) == 0):
+            for last in (1.0, torch.inf):
+                both = []
+                for kernels in (fused, plain):
+                    memory, gradient = numbers(3000, 4) * 1e-3, numbers(length, 5) * 1e-3
+                    gradient[-1:] = last
+                    place = (layout.starts, layout.chunk, offset)
+                    fine = kernels.accumulate(memory, *place, gradient, 0.1, wanted)
+                    both.append((memory, gradient, torch.as_tensor(fine)))
+                for one, other in zip(*both, strict=True):
+                    same(one.flatten(), other.flatten())
+
+
+check_rounding()
+check_thresholds()
+check_scattering()
+check_accumulating()
+print("the same bits")
