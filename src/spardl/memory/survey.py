@@ -1,8 +1,11 @@
 """What a program may ask about the values in memory without taking any. A poisoned rank answers with zeros."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from spardl.host import download
 from spardl.memory.transaction import Transaction
@@ -49,5 +52,11 @@ class Survey:
         if self._transaction.health.is_poisoned():
             return np.zeros(len(buffer.lengths))
         blocks = buffer.values.split(buffer.lengths.tolist())
-        norms = torch.stack([torch.linalg.vector_norm(block, dtype=torch.float64) for block in blocks])
-        return np.asarray(download(norms), np.float64)
+        norms = _norms(blocks, torch.float32)
+        return norms if np.isfinite(norms).all() else _norms(blocks, torch.float64)
+
+
+def _norms(blocks: Sequence[Tensor], dtype: torch.dtype) -> NDArray[np.float64]:
+    """As float64, computed in `dtype`: float32 cannot hold the squares of everything that it holds."""
+    norms = torch.stack([torch.linalg.vector_norm(block, dtype=dtype) for block in blocks])
+    return np.asarray(download(norms), np.float64)
