@@ -65,4 +65,5 @@ def on_page_markdown(markdown: str, page: Page, **_others: object) -> str:
         r"\]\((?:\.\./)+examples/(\w+)\.py\)", lambda found: f"]({up}examples.md#{found[1]}py)", markdown
     )
     markdown = re.sub(r"\]\((?:\.\./)+examples/two_machines\.md\)", f"]({up}tutorial.md)", markdown)
-    return re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests)/[^)]*\)", r"\1", markdown)
+    markdown = re.sub(r"\]\((?:\.\./)+SECURITY\.md\)", f"]({up}security.md)", markdown)
+    return re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|benchmarks)/[^)]*\)", r"\1", markdown)

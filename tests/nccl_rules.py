@@ -127,6 +127,13 @@ def _check_memory(tensor):
         raise Refused("memory that is not contiguous")
 
 
+class Unwatched:
+    """In the place of a watch: threads of one process need none."""
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
 @contextmanager
 def installed(monkeypatch, workers):
     """`make(rank)` gives a `TorchTransport` over NCCL's rules, on the thread of that rank."""
@@ -157,6 +164,8 @@ def installed(monkeypatch, workers):
 
     with monkeypatch.context() as patch:
         patch.setattr(torchdist, "dist", fake)
-        patch.setattr(torchdist, "_gloo_group", lambda ranks, timeout: None)
+        patch.setattr(torchdist, "Meeting", lambda ranks, rank, timeout: types.SimpleNamespace(place=None))
+        patch.setattr(torchdist, "Watch", lambda rank: Unwatched())
+        patch.setattr(torchdist, "within", lambda seconds, job, late: job())  # on the thread that is this rank
         yield make
         fabric.check_nothing_is_left()

@@ -182,7 +182,7 @@ def test_settings_are_plain_data_and_do_not_change():
     again = json.loads(json.dumps(config.to_dict()))
     assert again["density"] == {"target": 0.01, "start": 0.25, "steps": 50, "dense_steps": 0, "settled": None}
     fields = {field.name for field in dataclasses.fields(SyncConfig)} - {"options"}
-    assert set(again) == fields | {"teams", "gather", "selection", "blocks"}
+    assert set(again) == fields | {"teams", "order", "gather", "selection", "blocks"}
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.method = "dense"
 
