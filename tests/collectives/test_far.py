@@ -26,7 +26,10 @@ def steps(kind: type[Cluster], config: SyncConfig, workers: int) -> list[torch.T
     return found + cluster.residuals()
 
 
-@pytest.mark.parametrize("values", ["fp32", "bf16", "fp16", "int8", "int4", "int1"])
+@pytest.mark.parametrize(
+    "values",
+    ["bf16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp32", "fp16", "int8", "int4", "int1"))],
+)
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_and_format_runs_on_a_device_and_gives_the_same_bits(method: str, values: str) -> None:
     config = SyncConfig(method=method, density=0.05, values=values)
