@@ -14,6 +14,8 @@ from spardl.memory.velocity import Momentum
 from spardl.sync.plan import Member, plan_group
 
 ELEMENTS = 1003
+SLOW_FORMATS = ("fp32", "fp16", "int8", "int4", "int1")
+FORMATS = ["bf16", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FORMATS)]
 
 
 def steps(kind: type[Cluster], config: SyncConfig, workers: int) -> list[torch.Tensor]:
@@ -26,7 +28,7 @@ def steps(kind: type[Cluster], config: SyncConfig, workers: int) -> list[torch.T
     return found + cluster.residuals()
 
 
-@pytest.mark.parametrize("values", ["fp32", "bf16", "fp16", "int8", "int4", "int1"])
+@pytest.mark.parametrize("values", FORMATS)
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_and_format_runs_on_a_device_and_gives_the_same_bits(method: str, values: str) -> None:
     config = SyncConfig(method=method, density=0.05, values=values)

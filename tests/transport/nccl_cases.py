@@ -13,7 +13,7 @@ from spardl.collectives.program import AllReduce, Message, Round
 from spardl.config import SyncConfig
 from threads import on_threads
 
-WORKERS = range(2, 6)
+WORKERS = [2, 3, *(pytest.param(workers, marks=pytest.mark.slow) for workers in (4, 5))]
 
 
 def on_ranks(make, workers, function):
