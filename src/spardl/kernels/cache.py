@@ -80,7 +80,8 @@ def kept_in(name: str) -> Kept:
     loops = [each for each in vars(sys.modules[name]).values() if hasattr(each, "stats") and each.signatures]
     folder = Path(loops[0].stats.cache_path)
     compiled = any(loop.stats.cache_misses for loop in loops)
-    return Kept(folder, compiled, folder.is_relative_to(Path(tempfile.gettempdir()) / f"spardl-{os.getuid()}"))
+    own = [each for each in folder.parents if each.parent == Path(tempfile.gettempdir())]  # at most one
+    return Kept(folder, compiled, any(each.name.startswith("spardl-") for each in own))
 
 
 @functools.cache
