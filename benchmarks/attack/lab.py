@@ -41,7 +41,7 @@ class Loopback:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
     def cut(self, rank: int, rate: str) -> None:
-        raise NotImplementedError("one host has no lines")
+        raise ValueError("all ranks are on one host, which has no lines to cut; run as root, for hosts of their own")
 
     def mend(self, rank: int) -> None:
         pass
