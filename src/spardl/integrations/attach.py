@@ -25,6 +25,7 @@ from spardl.integrations.optim.choice import Given, has_memory, optimizers_of, w
 from spardl.integrations.setup import check_scaler, with_teams
 from spardl.planning.candidates import DENSE
 from spardl.planning.planfile import PlanFile
+from spardl.transport.invitation import Invitation
 from spardl.transport.torchdist import Group, member_ranks
 from spardl.update import GRADIENTS, LocalUpdates, check_beside, resolve
 
@@ -43,6 +44,7 @@ def attach(
     team_size: int | None = None,
     config: SyncConfig | None = None,
     plan: str | Path | None = None,
+    invitation: str | None = None,
     **settings: Any,
 ) -> SyncHandle:
     """Synchronise this model sparsely from now on. Collective: every rank calls it, once, in the same way.
@@ -68,6 +70,8 @@ def attach(
         config: settings as one object.
         plan: a file that `spardl plan` has written for this model and as many workers, instead of a method; settings
             that are given beside it count more.
+        invitation: of a run with local updates and on_loss="continue" (`sync.invitation`): join it as one rank more,
+            between two exchanges, instead of meeting the ranks of a process group.
         settings: fields of `SyncConfig`, options of the method, and fields of `LocalUpdates`, on top of these.
 
     Returns:
@@ -83,6 +87,8 @@ def attach(
         update, settings = planned(plan, model, process_group, update, {"config": config, **settings})
         settings.pop("config")
     rule, others = resolve(update, settings)
+    if others.get("method") == AUTO and (others.get("encrypt") or (config is not None and config.encrypt)):
+        raise ConfigError('method="auto" measures connections that are not encrypted; name a method with encrypt.')
     if process_group is not None and replicate is not None:
         raise ConfigError("replicate and process_group both say which ranks synchronise with each other; give one.")
     where = replicate if replicate is not None else process_group
@@ -94,7 +100,9 @@ def attach(
         if when not in (None, "step"):
             raise ConfigError(f'when="{when}" is about gradients; local updates are exchanged after the step.')
         check_for_auto_in_parts(chooses, in_parts=replicate is not None)
-        return attach_locally(model, rule, where, chooses=chooses, **given, **others)
+        return attach_locally(model, rule, where, chooses=chooses, invitation=invitation, **given, **others)
+    if invitation is not None:
+        raise ConfigError('an invitation is to a run with local updates; give update="local" and on_loss="continue".')
     moment = when_for(model, when, in_parts=replicate is not None)
     in_backward = isinstance(_torch_private.uncompiled(model), FSDPModule)
     check_for_auto_in_parts(chooses, in_parts=moment == "step" or in_backward)
@@ -211,6 +219,7 @@ def attach_locally(
     team_size: int | None,
     config: SyncConfig | None,
     chooses: bool = False,
+    invitation: str | None = None,
     **settings: Any,
 ) -> LocalSync:
     """`attach` for local updates; `chooses`: by what method is to be measured."""
@@ -219,11 +228,19 @@ def attach_locally(
     inner = _torch_private.uncompiled(model)
     if not isinstance(inner, nn.Module):
         raise ConfigError(f"attach needs a torch.nn.Module, not {type(model).__name__}.")
+    if invitation is not None:
+        if chooses or process_group is not None or team_size is not None:
+            raise ConfigError("who joins a run gives its settings, and no group, team_size or method to be chosen.")
+        asked = configure(config, settings)
+        check_beside(asked)
+        return LocalSync(model, optimizers, asked, rule, scaler=scaler, invitation=Invitation.of(invitation))
     where = process_group
     if where is None and isinstance(inner, DistributedDataParallel):
         where = inner.process_group
     chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(where)))
     check_beside(chosen)
+    if chooses and rule.on_loss == "continue":
+        raise ConfigError('on_loss="continue" goes on with settings that need no measurement; name a method.')
     kind = AutoLocalSync if chooses else LocalSync
     return kind(model, optimizers, chosen, rule, scaler=scaler, process_group=where)
 

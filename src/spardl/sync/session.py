@@ -9,6 +9,7 @@ when it ends.
 import logging
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,13 +21,13 @@ from torch import Tensor
 
 from spardl import kernels
 from spardl.agreement import check_agreement
-from spardl.config import SyncConfig
-from spardl.errors import StateError
+from spardl.config import SyncConfig, configure
+from spardl.errors import ConfigError, StateError
 from spardl.kernels.cpu.crew import Crew
 from spardl.machine import cores_per_rank
 from spardl.memory.algebra import norm_of
 from spardl.memory.velocity import Momentum
-from spardl.metrics import StepEvent, SyncStats
+from spardl.metrics import Change, StepEvent, SyncStats
 from spardl.sync import replicas
 from spardl.sync import state as states
 from spardl.sync.fellows import Fellows
@@ -36,7 +37,10 @@ from spardl.sync.step import Part, Terms
 from spardl.sync.synchronizer import Synchronizer
 from spardl.sync.worker import Worker
 from spardl.transport.base import Transport, run
-from spardl.transport.choice import transport_named
+from spardl.transport.choice import own_transport, transport_named
+from spardl.transport.direct import DirectTransport
+from spardl.transport.direct.secure import Key
+from spardl.transport.invitation import Invitation
 from spardl.transport.torchdist import Group as ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -77,6 +81,8 @@ class Session:
             as it has been exchanged, for callers that need its result at once; each then counts steps of its own.
         crew: the threads that add gradients up.
         fellows: the ranks that hold the other parts of the model, if it lies in parts; they belong to the session.
+        lasts: whether those that are left may go on when ranks are lost (`go_on`), over a transport that can be formed
+            anew. Each step then takes ceil(log2 P) short rounds more.
     """
 
     def __init__(
@@ -91,8 +97,11 @@ class Session:
         commit: Literal["step", "group"] = "step",
         crew: Crew | None = None,
         fellows: Fellows | None = None,
+        lasts: bool = False,
     ) -> None:
         self.transport = transport
+        transport.checks = config.paranoid > 0
+        self.changes: list[Change] = []
         self.fellows = fellows
         self.config = config
         self.commit = commit
@@ -109,7 +118,8 @@ class Session:
             crew=crew,
         )
         lanes = Lanes(threads=device.type == "cpu" and commit == "step", ahead=overlap)
-        self.worker = Worker(self.sync, transport, lanes, fellows)
+        self.worker = Worker(self.sync, transport, lanes, fellows, votes=lasts)
+        self._mind_knocks()
         self._step: _Step | None = None
         self._compared = False  # whether ranks know that they are at the same step
         self.regroup(plans)
@@ -129,6 +139,7 @@ class Session:
         commit: Literal["step", "group"] = "step",
         subject: str = "configuration or model",
         parts: ProcessGroup = None,
+        lasts: bool = False,
     ) -> "Session":
         """Connect the ranks of a group, make sure that they agree, and arrange the members. Collective.
 
@@ -138,7 +149,7 @@ class Session:
             process_group: the ranks that take part; default: all.
             device: where the tensors are.
             facts: what all ranks must have in common beside the settings; default: the members.
-            momentum, of_weights, overlap, commit: as for the constructor.
+            momentum, of_weights, overlap, commit, lasts: as for the constructor.
             subject: what the ranks are said to differ in.
             parts: the ranks that hold the other parts of what the members are a part of; default: nobody.
 
@@ -147,17 +158,38 @@ class Session:
             ConfigMismatch: two ranks differ; both and what they differ in are named.
             PeerError: a rank did not come.
         """
-        transport = transport_named(config.transport, process_group, timeout=config.timeout, device=device)
+        make = own_transport if lasts else transport_named
+        how_to_connect: dict[str, Any] = {"timeout": config.timeout, "device": device, "encrypt": config.encrypt}
+        transport: Transport = make(config.transport, process_group, **how_to_connect)
         config.check_for(transport.workers)
         given = facts or {"members": [[each.name, each.elements] for each in members]}
-        check_agreement({**config.to_dict(), **given}, transport.gather_texts, subject)
+        check_agreement({**shared_settings(config), **given}, transport.gather_texts, subject)
         # One group begins when backward is over and its cores are free; several must leave them to it.
         alone = torch.device(device).type == "cpu" and not overlap
         crew = Crew.for_cores(cores_per_rank(transport.gather_texts)) if alone else None
         plans = plan_model(config, members, transport.workers) if members else []
         how: dict[str, Any] = {"momentum": momentum, "of_weights": of_weights, "overlap": overlap, "commit": commit}
+        how["lasts"] = lasts
         fellows = None if parts is None else Fellows(parts, timeout=config.timeout, device=device)
         return cls(transport, config, plans, crew=crew, fellows=fellows, **how)
+
+    @classmethod
+    def joining(
+        cls, members: Sequence[Member], config: SyncConfig, invitation: Invitation, *, of_weights: bool
+    ) -> "Session":
+        """Join a run that goes on, between two of its steps, as one rank more. What it has done so far is to be loaded.
+
+        Raises:
+            PeerError: nobody has let this process in.
+        """
+        key = None if config.encrypt is None else Key(config.encrypt)
+        transport, found = DirectTransport.joining(
+            invitation.secret, invitation.places, timeout=config.timeout, key=key
+        )
+        fits = fitting(config, transport.workers)
+        session = cls(transport, fits, plan_model(fits, members, transport.workers), of_weights=of_weights, lasts=True)
+        session.worker.concluded = found.concluded
+        return session
 
     # --- groups ---------------------------------------------------------------------------------------------------
 
@@ -286,6 +318,10 @@ class Session:
             )
         if first is not None:
             first()
+        return self.worker.together(lambda: self._conclude(step, after))
+
+    def _conclude(self, step: _Step, after: Callable[[bool], None] | None) -> bool:
+        groups = self.sync.groups
         before = sum(group.stats.entries for group in groups)
         fine = self.worker.finish(step.instead)
         event = StepEvent(
@@ -312,6 +348,65 @@ class Session:
         """Raise what has failed, if anything has."""
         self.worker.check()
 
+    # --- when ranks are lost --------------------------------------------------------------------------------------
+
+    def together(self, prepare: Callable[[], Callable[[], bool]]) -> bool:
+        """Do something on all ranks or on none, and wait: what `prepare`, which may send, returns to be done."""
+        return self.worker.run(lambda: self.worker.together(prepare())).result()
+
+    def _mind_knocks(self) -> None:
+        transport = self.transport
+        if isinstance(transport, DirectTransport):
+            watch = weakref.ref(transport.watch)
+            self.worker.knocks = lambda: (alive := watch()) is not None and bool(alive.knocks)
+
+    @property
+    def invitation(self) -> Invitation:
+        """What a newcomer needs to join this run."""
+        assert isinstance(self.transport, DirectTransport)
+        watch = self.transport.watch
+        return Invitation(watch.secret, watch.places)
+
+    def go_on(self, settle: Callable[[Any], None] = lambda _: None, *, guests: bool = False) -> bool:
+        """Go on with the ranks that are left, after one was lost. Collective among them. With `guests`, nobody was
+        lost, nothing is under way, and whoever has knocked is let in.
+
+        The step that was under way counts on all of them or on none. Residuals stay; groups are planned for fewer
+        workers, and controllers start anew.
+
+        Args:
+            settle: called with what the step came to, if it counts, before groups change.
+
+        Returns:
+            Whether the step that was under way on this rank counts; if not, it is to be made again.
+
+        Raises:
+            PeerError: this rank is not among them, or too few are left.
+        """
+        started = time.perf_counter()
+        self.wait()
+        assert isinstance(self.transport, DirectTransport)
+        before = self.transport.watch.members
+        try:
+            transport, found = self.transport.reformed(self.worker.concluded, guests=guests)
+        except BaseException:
+            self.worker.abandon()
+            raise
+        self.transport, self._step, self._compared = transport, None, False
+        result = self.worker.go_on(transport, found.concluded)
+        if result is not None:
+            settle(result)
+        self.config = fitting(self.config, transport.workers)
+        members = [member for plan in self.plan for member in plan.members]
+        self.sync.move(transport.rank, transport.workers, plan_model(self.config, members, transport.workers))
+        left = tuple(sorted(set(before) - set(found.members)))
+        joined = tuple(sorted(set(found.members) - set(before)))
+        seconds = time.perf_counter() - started
+        self.changes.append(Change(found.epoch, self.sync.steps, found.members, left, joined, seconds))
+        logger.warning("%s", told(self.changes[-1], transport.rank))
+        self._mind_knocks()
+        return result is not None
+
     # --- state and end --------------------------------------------------------------------------------------------
 
     def drain(self, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -322,7 +417,9 @@ class Session:
     def stats(self) -> SyncStats:
         """Per group and in total: entries, bytes, bits per entry, density; seconds by what they were spent on."""
         self.wait()
-        return self.sync.stats()
+        stats = self.sync.stats()
+        stats.changes = list(self.changes)
+        return stats
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals, velocities and controllers of *this rank*: each rank saves its own."""
@@ -359,6 +456,31 @@ class Session:
             self.fellows.leave()
         if not keep_transport:
             self.transport.close()
+
+
+def shared_settings(config: SyncConfig) -> dict[str, Any]:
+    """What all ranks must have in common. A key may lie elsewhere on each; that it is the same, they have proved."""
+    return {**config.to_dict(), "encrypt": config.encrypt is not None}
+
+
+def fitting(config: SyncConfig, workers: int) -> SyncConfig:
+    """The same settings for so many workers; teams that these cannot form are formed anew."""
+    try:
+        config.check_for(workers)
+    except ConfigError:
+        if not hasattr(config.options, "teams"):
+            raise
+        return configure(config, {"teams": "auto"})
+    return config
+
+
+def told(change: Change, rank: int) -> str:
+    """What people read when ranks have left or come."""
+    moves = [(change.left, "left"), (change.joined, "came")]
+    who = [f"{', '.join(map(str, ranks))} {verb}" for ranks, verb in moves if ranks] or ["nobody left"]
+    here = ", ".join(map(str, change.members))
+    text = f"before exchange {change.step}, of the ranks that began: {'; '.join(who)}; {here} go on, and this one is"
+    return f"{text} rank {rank} of {len(change.members)} now ({change.seconds:.1f} s)"
 
 
 def start_groups(session: Session, step: _Step) -> None:

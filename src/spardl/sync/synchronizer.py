@@ -75,6 +75,12 @@ class Synchronizer:
             self._dissolve(group)
         self.groups = [self._form(plan) for plan in plans]
 
+    def move(self, rank: int, workers: int, plans: Iterable[GroupPlan]) -> None:
+        """Take this place among so many workers, with these groups. Residuals move along; controllers start anew."""
+        self.rank, self.workers = rank, workers
+        self._common = {}
+        self.regroup(plans)
+
     def include(self, plan: GroupPlan) -> Group:
         """Add one group, of members that were in none or in others; those others dissolve."""
         wanted = set(plan.names)
