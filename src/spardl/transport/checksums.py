@@ -39,7 +39,7 @@ def opened(operation: Round, frames: list[Any], who: Callable[[int], str]) -> li
 
 def _seal(frame: Array) -> Array:
     content = download(frame) if isinstance(frame, Tensor) else frame
-    head = np.frombuffer(_SUM.pack(content.size, zlib.crc32(np.ascontiguousarray(content))), np.uint8)
+    head = np.frombuffer(_SUM.pack(content.size, zlib.crc32(content.tobytes())), np.uint8)
     whole = np.concatenate((head, content))
     return upload(whole, frame.device) if isinstance(frame, Tensor) else whole
 
@@ -47,9 +47,9 @@ def _seal(frame: Array) -> Array:
 def _open(frame: Any, peer: int, who: Callable[[int], str], name: str) -> Any:
     content = download(frame) if isinstance(frame, Tensor) else frame
     if content.size >= _SUM.size:
-        length, found = _SUM.unpack_from(content)
+        length, found = _SUM.unpack(content[: _SUM.size].tobytes())
         payload = content[_SUM.size : _SUM.size + length]
-        if payload.size == length and zlib.crc32(np.ascontiguousarray(payload)) == found:
+        if payload.size == length and zlib.crc32(payload.tobytes()) == found:
             return frame[_SUM.size : _SUM.size + length]
     raise ProtocolError(
         f"a message of {who(peer)} in {name} is not what was sent: its checksum differs. Nothing of it was applied;"
