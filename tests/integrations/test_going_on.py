@@ -89,7 +89,7 @@ def walk(rank: int, workers: int, losses: dict[int, tuple[int, str]], settings: 
         shared.append(shared_weights(sync, model))
     sync.flush()
     changes = [dataclasses.asdict(each) for each in sync.stats().changes]
-    ranks = (sync.session.transport.rank, sync.session.transport.workers, sync.members)
+    ranks = (sync.session.transport.rank, sync.session.transport.workers, sync.company.members)
     sync.detach()
     return {"shared": torch.stack(shared), "end": weights_of(model).clone(), "changes": changes, "ranks": ranks}
 
@@ -220,7 +220,7 @@ def stop(rank: int, workers: int, together: Any) -> Any:
     if rank == 0:
         os.kill(int(pids[2]), signal.SIGCONT)
     together.wait(60)
-    return sync.members
+    return sync.company.members
 
 
 @pytest.mark.slow

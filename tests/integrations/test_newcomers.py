@@ -39,10 +39,10 @@ def train_together(rank: int, workers: int, letters: Any, settings: dict[str, An
     else:
         sync = attach(model, optimizer, process_group=here, **same)
         if rank == 0:
-            letters.put(sync.invitation)
+            letters.put(sync.company.invitation)
         for number in range(MOST):
             step(model, optimizer, rank, number)
-            if len(sync.members) == workers:
+            if len(sync.company.members) == workers:
                 break
         first = shared_weights(sync, model)
     shared: list[Tensor] = []
@@ -53,7 +53,7 @@ def train_together(rank: int, workers: int, letters: Any, settings: dict[str, An
         shared.append(shared_weights(sync, model))
     sync.flush()
     joined = [each.joined for each in sync.stats().changes]
-    return first, torch.stack(shared), shared_weights(sync, model), sync.members, joined
+    return first, torch.stack(shared), shared_weights(sync, model), sync.company.members, joined
 
 
 WAYS = [{}, {"every": 2}, {"delay": 1}, {"outer": "nesterov", "method": "topka", "paranoid": 1}, {"apply": "reset"}]
@@ -93,12 +93,12 @@ def differ(rank: int, workers: int, letters: Any) -> Any:
         return str(caught.value)
     sync = attach(model, optimizer, on_loss="continue", density=0.1, process_group=here)
     if rank == 0:
-        letters.put(sync.invitation)
+        letters.put(sync.company.invitation)
     for number in range(MOST):
         step(model, optimizer, rank, number)
         if len(sync.stats().changes) >= 2:
             break
-    return sync.members
+    return sync.company.members
 
 
 def test_a_newcomer_with_other_settings_is_refused_and_the_run_goes_on() -> None:

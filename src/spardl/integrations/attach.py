@@ -69,8 +69,8 @@ def attach(
         config: settings as one object.
         plan: a file that `spardl plan` has written for this model and as many workers, instead of a method; settings
             that are given beside it count more.
-        invitation: of a run with local updates and on_loss="continue" (`sync.invitation`): join it as one rank more,
-            between two exchanges, instead of meeting the ranks of a process group.
+        invitation: of a run with local updates and on_loss="continue" (`sync.company.invitation`): join it as one rank
+            more, between two exchanges, instead of meeting the ranks of a process group.
         settings: fields of `SyncConfig`, options of the method, and fields of `LocalUpdates`, on top of these.
 
     Returns:

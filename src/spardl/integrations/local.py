@@ -11,7 +11,6 @@ and only touched entries change. It may run beside the next steps; what it bring
 
 import contextlib
 import io
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from spardl.collectives.program import AllReduce, Message, Round, Team
+from spardl.collectives.program import AllReduce, Team
 from spardl.collectives.stretches import gather_bytes
 from spardl.config import SyncConfig
-from spardl.errors import ConfigError, ConfigMismatch, PeerError, StateError
-from spardl.integrations import ranks
+from spardl.errors import ConfigError, PeerError, StateError
+from spardl.integrations import newcomers, ranks
 from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
 from spardl.integrations.handle import SyncHandle, check_saver
@@ -43,11 +42,11 @@ from spardl.integrations.replica import Replica
 from spardl.integrations.throttle import Throttle
 from spardl.kernels import for_device
 from spardl.metrics import SyncStats
+from spardl.sync.community import Company, company_of, go_on, join, together
 from spardl.sync.landing import Landing
 from spardl.sync.plan import plan_model
 from spardl.sync.session import Session, compare_replicas, shared_settings
 from spardl.transport.base import run
-from spardl.transport.direct import DirectTransport
 from spardl.transport.invitation import Invitation
 from spardl.transport.torchdist import Group
 from spardl.update import LocalUpdates
@@ -103,7 +102,7 @@ class LocalSync(SyncHandle):
             raise ConfigError('on_loss="continue" is for whole models: of one in parts, a lost rank takes its part.')
         exchange: Exchange = EXCHANGES[rule.apply](rule)
         self._exchange = exchange
-        self._facts = {**shared_settings(config), "parameters": facts_of(parameters), "update": str(rule)}
+        self.facts = {**shared_settings(config), "parameters": facts_of(parameters), "update": str(rule)}
         if invitation is None:
             self.session = Session.open(
                 members,
@@ -111,13 +110,13 @@ class LocalSync(SyncHandle):
                 process_group=process_group,
                 parts=mesh_of(parameters, process_group),
                 device=next(iter(parameters.values())).device,
-                facts=self._facts,
+                facts=self.facts,
                 of_weights=exchange.of_weights,
                 lasts=self._goes_on,
             )
             ranks.begin_alike(model, self.session.transport)
         else:
-            self.session = Session.joining(members, config, invitation, of_weights=exchange.of_weights)
+            self.session = join(members, config, invitation, of_weights=exchange.of_weights)
         transport = self.session.transport
         self._replicas = {each.name: Replica(parameters[each.name]) for each in members}
         rate = outer_rate(rule, config, transport.workers, self._optimizers)
@@ -144,7 +143,8 @@ class LocalSync(SyncHandle):
         )
         if invitation is not None:
             try:
-                self._take_over()
+                if newcomers.take_over(self):
+                    self._offer()
             except BaseException:
                 self.session.end()
                 raise
@@ -163,35 +163,22 @@ class LocalSync(SyncHandle):
         due = self._steps % self.rule.every == 0
         if self._offered is not None and (due or self._steps >= self._offered + self.rule.delay):
             self._land()
-            self._let_in(due=due)
+            _let_in(self, due=due)
         if due:
             self._offer()
             if not self.rule.delay:
                 self._land()
-                self._let_in(due=False)
+                _let_in(self, due=False)
 
     def _offer(self) -> None:
         if self.before_exchange is not None:
             self.before_exchange()
         while self._future is None:
             try:
-                self._submit()
+                _submit(self)
             except PeerError:  # somebody was lost when the last exchange was over
-                self._go_on_without(self._collect_late)
+                _go_on_without(self, lambda counted: _collect_late(self, counted))
         self._offered = self._steps
-
-    def _submit(self, *, again: bool = False) -> None:
-        """Begin an exchange of what weights are now; `again` if one came to nothing."""
-        with torch.no_grad():
-            self._opened = time.perf_counter()
-            throttle = self._throttle
-            self.session.begin(instead=torch.nan, density=None if throttle is None else throttle.density)
-            compare_replicas(self.session, {name: each.shared for name, each in self._replicas.items()})
-            decay = 1.0 if again else float(self.rule.residual_decay)
-            self._exchange.offer(self.session, self._replicas, decay)
-            self._future = self.session.close()
-            if throttle is not None and throttle.is_due:
-                self.session.worker.run(lambda: throttle.adjust(self.session.transport, self.session.fellows))
 
     def _land(self) -> None:
         """Wait for the exchange under way, if there is one, and apply what it has brought."""
@@ -205,119 +192,12 @@ class LocalSync(SyncHandle):
         while self._future is not None:
             started = time.perf_counter()
             try:
-                self._collect(self._future.result(), started)
+                _collect(self, self._future.result(), started)
             except PeerError:
                 self._future = None
-                if not self._go_on_without(self._collect_late):
-                    self._resubmit()
+                if not _go_on_without(self, lambda counted: _collect_late(self, counted)):
+                    _resubmit(self)
             self.seconds_exposed += time.perf_counter() - started
-
-    def _collect(self, counted: bool, started: float) -> None:
-        """An exchange is over, for which training has waited since `started`."""
-        self._future = None
-        if self._throttle is not None:
-            self.session.wait()  # for an adjustment, which all ranks make after the same exchange
-            self._throttle.observe(took=self.session.events[-1].seconds, had=started - self._opened)
-        self._refusals.note(counted, self._who)
-        if counted:
-            self._exchange.collect(self.session)
-
-    def _collect_late(self, counted: bool) -> None:
-        """An exchange counts, as it has turned out."""
-        self._collect(counted, time.perf_counter())
-
-    def _resubmit(self) -> None:
-        while self._future is None:
-            try:
-                self._submit(again=True)
-            except PeerError:
-                self._go_on_without(self._collect_late)
-
-    def _go_on_without(self, settle: Callable[[bool], None]) -> bool:
-        """Go on with those that are left, if the rule says so; whether what was under way counts nevertheless.
-
-        Called while the `PeerError` that says who was lost is handled.
-        """
-        if not self._goes_on:
-            raise
-        counts = self.session.go_on(settle)
-        self._form_anew()
-        return counts
-
-    def _form_anew(self) -> None:
-        """Have what depends on the number of workers follow it."""
-        workers = self.session.transport.workers
-        self._outer.rate = outer_rate(self.rule, self.config, workers, self._optimizers)
-        if self._throttle is not None:
-            self._throttle.begin()
-
-    # --- newcomers ------------------------------------------------------------------------------------------------
-
-    @property
-    def invitation(self) -> str:
-        """With this text a newcomer joins the run: `attach(..., invitation=text)`. Keep it like a password."""
-        if not self._goes_on:
-            raise StateError('a run that newcomers can join has on_loss="continue" from the beginning.')
-        return str(self.session.invitation)
-
-    def _let_in(self, *, due: bool) -> None:
-        """If somebody has knocked, which all ranks know at the same time: form the community anew, and give newcomers
-        what they need. `due`: an exchange begins right afterwards."""
-        if not self.session.worker.heard:
-            return
-        before = self.members
-        self.session.go_on(guests=True)
-        self._form_anew()
-        came = [rank for rank, number in enumerate(self.members) if number not in before]
-        if self.session.transport.rank == 0 and came:
-            with contextlib.suppress(PeerError):  # who is gone again already is missed at the next exchange
-                self._hand_over(came, due=due)
-
-    def _hand_over(self, newcomers: list[int], *, due: bool) -> None:
-        """Send these ranks what this one would save: shared weights, optimizers, where the run is."""
-        file = io.BytesIO()
-        torch.save({"facts": json.dumps(self._facts), "due": due, "state": self.state_dict()}, file)
-        blob = np.frombuffer(file.getbuffer(), np.uint8)
-        size = np.array([blob.size], np.int64).view(np.uint8)
-        for name, frame in (("size of a state", size), ("a state", blob)):
-            messages = [Message(rank, frame, frame.size) for rank in newcomers]
-            self.session.transport.perform(Round(messages, [], name))
-
-    def _take_over(self) -> None:
-        """As a newcomer: begin where rank 0 is, at the shared weights, with its optimizers' memory."""
-        transport = self.session.transport
-        (size,) = transport.perform(Round([], [(0, 8)], "size of a state"))
-        (blob,) = transport.perform(Round([], [(0, int(size.view(np.int64)[0]))], "a state"))
-        given = torch.load(io.BytesIO(blob.tobytes()), weights_only=True)
-        check_facts(json.loads(given["facts"]), json.loads(json.dumps(self._facts)), transport.rank)
-        state, local = given["state"], given["state"]["local"]
-        residuals = {name: torch.zeros_like(each) for name, each in state["residuals"].items()}
-        state |= {"rank": transport.rank, "workers": transport.workers, "residuals": residuals, "methods": []}
-        local |= {"own": {name: each.clone() for name, each in local["shared"].items()}, "landings": {}}
-        local["offered"] = None
-        self.load_state_dict(state)
-        if given["due"]:
-            self._offer()
-
-    @property
-    def rank(self) -> int:
-        """This rank's number among those that take part now."""
-        return self.session.transport.rank
-
-    @property
-    def workers(self) -> int:
-        """How many take part now."""
-        return self.session.transport.workers
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The ranks that take part now, by the numbers that they had when they came, in the order of their ranks."""
-        transport = self.session.transport
-        return transport.watch.members if isinstance(transport, DirectTransport) else tuple(range(transport.workers))
-
-    def _who(self) -> str:
-        bad = [n for n, each in self._replicas.items() if not bool(torch.isfinite(part_of(each.parameter)).all())]
-        return f"this rank's weights {bad[0]!r} are" if bad else "some rank's weights were"
 
     # --- shared weights -------------------------------------------------------------------------------------------
 
@@ -358,43 +238,17 @@ class LocalSync(SyncHandle):
         done = False
         while not done:
             try:
-                self.session.together(self._prepare_flush)
-                done = True
+                done = together(self.session, lambda: _prepare_flush(self))
             except PeerError:
-                done = self._go_on_without(lambda _: None)
+                done = _go_on_without(self, lambda _: None)
         gather_anew(self._model)
 
-    @torch.no_grad()
-    def _prepare_flush(self) -> Callable[[], bool]:
-        """Sum up what all ranks hold; what is returned applies it."""
-        session, transport = self.session, self.session.transport
-        left = self._exchange.waiting(session)
-        differences: dict[str, Tensor] = {}
-        for name, replica in self._replicas.items():
-            difference = replica.shared - replica.own()
-            if name in left:
-                difference += left[name]
-            transport.perform(AllReduce(difference, name="all that is left"))
-            differences[name] = difference.div_(transport.workers)
-        buffers = [(buffer, part_of(buffer).clone()) for buffer in ranks.float_buffers(self._model)]
-        for buffer, values in buffers:
-            ranks.average(values, transport)
-            if session.fellows is not None and not is_sharded(buffer):
-                session.fellows.average(values)
-        return lambda: self._flushed(differences, buffers)
-
-    @torch.no_grad()
-    def _flushed(self, differences: Mapping[str, Tensor], buffers: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        self._exchange.forget(self.session)
-        for name, replica in self._replicas.items():
-            replica.shared -= differences[name]
-            replica.own().copy_(replica.shared)
-            replica.show()
-        for buffer, values in buffers:
-            part_of(buffer).copy_(values)
-        return True
-
     # --- the rest of its life -------------------------------------------------------------------------------------
+
+    @property
+    def company(self) -> Company:
+        """The ranks that take part now, and the invitation with which others join them."""
+        return company_of(self.session)
 
     def stats(self) -> SyncStats:
         stats = super().stats()
@@ -510,15 +364,116 @@ class LocalSync(SyncHandle):
                 replica.begin()
 
 
-def check_facts(theirs: dict[str, Any], mine: dict[str, Any], rank: int) -> None:
-    """Raise `ConfigMismatch` if a newcomer has other settings, or another model, than the run that it joins."""
-    for key in sorted(set(theirs) | set(mine)):
-        if theirs.get(key) != mine.get(key):
-            raise ConfigMismatch(
-                f"this newcomer and the run differ in {key}: {theirs.get(key)!r} there and {mine.get(key)!r} here; join"
-                " with the same settings and the same model.",
-                ranks=(0, rank),
-            )
+# --- one exchange -----------------------------------------------------------------------------------------------------
+
+
+def _submit(sync: LocalSync, *, again: bool = False) -> None:
+    """Begin an exchange of what weights are now; `again` if one came to nothing."""
+    session, throttle = sync.session, sync._throttle
+    with torch.no_grad():
+        sync._opened = time.perf_counter()
+        session.begin(instead=torch.nan, density=None if throttle is None else throttle.density)
+        compare_replicas(session, {name: each.shared for name, each in sync._replicas.items()})
+        decay = 1.0 if again else float(sync.rule.residual_decay)
+        sync._exchange.offer(session, sync._replicas, decay)
+        sync._future = session.close()
+        if throttle is not None and throttle.is_due:
+            session.worker.run(lambda: throttle.adjust(session.transport, session.fellows))
+
+
+def _collect(sync: LocalSync, counted: bool, started: float) -> None:
+    """An exchange is over, for which training has waited since `started`."""
+    sync._future = None
+    if sync._throttle is not None:
+        sync.session.wait()  # for an adjustment, which all ranks make after the same exchange
+        sync._throttle.observe(took=sync.session.events[-1].seconds, had=started - sync._opened)
+    sync._refusals.note(counted, lambda: _who(sync))
+    if counted:
+        sync._exchange.collect(sync.session)
+
+
+def _collect_late(sync: LocalSync, counted: bool) -> None:
+    """An exchange counts, as it has turned out."""
+    _collect(sync, counted, time.perf_counter())
+
+
+def _resubmit(sync: LocalSync) -> None:
+    """Make an exchange again that came to nothing."""
+    while sync._future is None:
+        try:
+            _submit(sync, again=True)
+        except PeerError:
+            _go_on_without(sync, lambda counted: _collect_late(sync, counted))
+
+
+def _who(sync: LocalSync) -> str:
+    bad = [n for n, each in sync._replicas.items() if not bool(torch.isfinite(part_of(each.parameter)).all())]
+    return f"this rank's weights {bad[0]!r} are" if bad else "some rank's weights were"
+
+
+# --- when ranks leave or come -----------------------------------------------------------------------------------------
+
+
+def _go_on_without(sync: LocalSync, settle: Callable[[bool], None]) -> bool:
+    """Go on with those that are left, if the rule says so; whether what was under way counts nevertheless.
+
+    Called while the `PeerError` that says who was lost is handled.
+    """
+    if not sync._goes_on:
+        raise
+    counts = go_on(sync.session, settle)
+    _form_anew(sync)
+    return counts
+
+
+def _let_in(sync: LocalSync, *, due: bool) -> None:
+    """If somebody has knocked, which all ranks know at the same time, let it in. `due`: an exchange begins next."""
+    if sync.session.worker.heard:
+        came = newcomers.let_in(sync.session)
+        _form_anew(sync)
+        newcomers.hand_over(sync, came, due=due)
+
+
+def _form_anew(sync: LocalSync) -> None:
+    """Have what depends on the number of workers follow it."""
+    sync._outer.rate = outer_rate(sync.rule, sync.config, sync.session.transport.workers, sync._optimizers)
+    if sync._throttle is not None:
+        sync._throttle.begin()
+
+
+# --- all that is left -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _prepare_flush(sync: LocalSync) -> Callable[[], bool]:
+    """Sum up what all ranks hold; what is returned applies it."""
+    session, transport = sync.session, sync.session.transport
+    left = sync._exchange.waiting(session)
+    differences: dict[str, Tensor] = {}
+    for name, replica in sync._replicas.items():
+        difference = replica.shared - replica.own()
+        if name in left:
+            difference += left[name]
+        transport.perform(AllReduce(difference, name="all that is left"))
+        differences[name] = difference.div_(transport.workers)
+    buffers = [(buffer, part_of(buffer).clone()) for buffer in ranks.float_buffers(sync._model)]
+    for buffer, values in buffers:
+        ranks.average(values, transport)
+        if session.fellows is not None and not is_sharded(buffer):
+            session.fellows.average(values)
+    return lambda: _flush(sync, differences, buffers)
+
+
+@torch.no_grad()
+def _flush(sync: LocalSync, differences: Mapping[str, Tensor], buffers: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    sync._exchange.forget(sync.session)
+    for name, replica in sync._replicas.items():
+        replica.shared -= differences[name]
+        replica.own().copy_(replica.shared)
+        replica.show()
+    for buffer, values in buffers:
+        part_of(buffer).copy_(values)
+    return True
 
 
 def outer_rate(rule: LocalUpdates, config: SyncConfig, workers: int, optimizers: Sequence[Optimizer]) -> float:

@@ -9,7 +9,6 @@ when it ends.
 import logging
 import math
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,8 +20,8 @@ from torch import Tensor
 
 from spardl import kernels
 from spardl.agreement import check_agreement
-from spardl.config import SyncConfig, configure
-from spardl.errors import ConfigError, StateError
+from spardl.config import SyncConfig
+from spardl.errors import StateError
 from spardl.kernels.cpu.crew import Crew
 from spardl.machine import cores_per_rank
 from spardl.memory.algebra import norm_of
@@ -38,9 +37,6 @@ from spardl.sync.synchronizer import Synchronizer
 from spardl.sync.worker import Worker
 from spardl.transport.base import Transport, run
 from spardl.transport.choice import own_transport, transport_named
-from spardl.transport.direct import DirectTransport
-from spardl.transport.direct.secure import Key
-from spardl.transport.invitation import Invitation
 from spardl.transport.torchdist import Group as ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -81,8 +77,8 @@ class Session:
             as it has been exchanged, for callers that need its result at once; each then counts steps of its own.
         crew: the threads that add gradients up.
         fellows: the ranks that hold the other parts of the model, if it lies in parts; they belong to the session.
-        lasts: whether those that are left may go on when ranks are lost (`go_on`), over a transport that can be formed
-            anew. Each step then takes ceil(log2 P) short rounds more.
+        lasts: whether those that are left may go on when ranks are lost (`community.py`), over a transport that can be
+            formed anew. Each step then takes ceil(log2 P) short rounds more.
     """
 
     def __init__(
@@ -119,9 +115,8 @@ class Session:
         )
         lanes = Lanes(threads=device.type == "cpu" and commit == "step", ahead=overlap)
         self.worker = Worker(self.sync, transport, lanes, fellows, votes=lasts)
-        self._mind_knocks()
         self._step: _Step | None = None
-        self._compared = False  # whether ranks know that they are at the same step
+        self.compared = False  # whether ranks know that they are at the same step
         self.regroup(plans)
 
     @classmethod
@@ -173,24 +168,6 @@ class Session:
         fellows = None if parts is None else Fellows(parts, timeout=config.timeout, device=device)
         return cls(transport, config, plans, crew=crew, fellows=fellows, **how)
 
-    @classmethod
-    def joining(
-        cls, members: Sequence[Member], config: SyncConfig, invitation: Invitation, *, of_weights: bool
-    ) -> "Session":
-        """Join a run that goes on, between two of its steps, as one rank more. What it has done so far is to be loaded.
-
-        Raises:
-            PeerError: nobody has let this process in.
-        """
-        key = None if config.encrypt is None else Key(config.encrypt)
-        transport, found = DirectTransport.joining(
-            invitation.secret, invitation.places, timeout=config.timeout, key=key
-        )
-        fits = fitting(config, transport.workers)
-        session = cls(transport, fits, plan_model(fits, members, transport.workers), of_weights=of_weights, lasts=True)
-        session.worker.concluded = found.concluded
-        return session
-
     # --- groups ---------------------------------------------------------------------------------------------------
 
     @property
@@ -234,8 +211,8 @@ class Session:
         how: dict[str, Any] = {"diagnose": diagnose, "skips": skips, "lazily": self.worker.is_lazy}
         terms = Terms(number, density=density, scale=scale, **how)
         self._step = _Step(terms, instead, self.transport.traffic.bytes_sent)
-        if not self._compared:
-            self._compared = True
+        if not self.compared:
+            self.compared = True
             where = {"steps so far": number, "groups": [plan.names for plan in self.plan]}
             where["densities"] = [plan.density.settled for plan in self.plan]
             self.worker.run(lambda: check_agreement(where, self.transport.gather_texts, "where they are"))
@@ -318,27 +295,7 @@ class Session:
             )
         if first is not None:
             first()
-        return self.worker.together(lambda: self._conclude(step, after))
-
-    def _conclude(self, step: _Step, after: Callable[[bool], None] | None) -> bool:
-        groups = self.sync.groups
-        before = sum(group.stats.entries for group in groups)
-        fine = self.worker.finish(step.instead)
-        event = StepEvent(
-            step=step.terms.step,
-            seconds=time.perf_counter() - step.opened,
-            counted=fine,
-            groups=step.started,
-            elements=sum(part.gradient.numel() for part in step.parts.values()),
-            entries=sum(group.stats.entries for group in groups) - before,
-            bytes_sent=self.transport.traffic.bytes_sent - step.bytes_before,
-        )
-        self.events.append(event)
-        for observer in list(self.observers):
-            observer(event)
-        if after is not None:
-            after(fine)
-        return fine
+        return self.worker.together(lambda: conclude(self, step, after))
 
     def wait(self) -> None:
         """Return when nothing is under way."""
@@ -347,65 +304,6 @@ class Session:
     def check(self) -> None:
         """Raise what has failed, if anything has."""
         self.worker.check()
-
-    # --- when ranks are lost --------------------------------------------------------------------------------------
-
-    def together(self, prepare: Callable[[], Callable[[], bool]]) -> bool:
-        """Do something on all ranks or on none, and wait: what `prepare`, which may send, returns to be done."""
-        return self.worker.run(lambda: self.worker.together(prepare())).result()
-
-    def _mind_knocks(self) -> None:
-        transport = self.transport
-        if isinstance(transport, DirectTransport):
-            watch = weakref.ref(transport.watch)
-            self.worker.knocks = lambda: (alive := watch()) is not None and bool(alive.knocks)
-
-    @property
-    def invitation(self) -> Invitation:
-        """What a newcomer needs to join this run."""
-        assert isinstance(self.transport, DirectTransport)
-        watch = self.transport.watch
-        return Invitation(watch.secret, watch.places)
-
-    def go_on(self, settle: Callable[[Any], None] = lambda _: None, *, guests: bool = False) -> bool:
-        """Go on with the ranks that are left, after one was lost. Collective among them. With `guests`, nobody was
-        lost, nothing is under way, and whoever has knocked is let in.
-
-        The step that was under way counts on all of them or on none. Residuals stay; groups are planned for fewer
-        workers, and controllers start anew.
-
-        Args:
-            settle: called with what the step came to, if it counts, before groups change.
-
-        Returns:
-            Whether the step that was under way on this rank counts; if not, it is to be made again.
-
-        Raises:
-            PeerError: this rank is not among them, or too few are left.
-        """
-        started = time.perf_counter()
-        self.wait()
-        assert isinstance(self.transport, DirectTransport)
-        before = self.transport.watch.members
-        try:
-            transport, found = self.transport.reformed(self.worker.concluded, guests=guests)
-        except BaseException:
-            self.worker.abandon()
-            raise
-        self.transport, self._step, self._compared = transport, None, False
-        result = self.worker.go_on(transport, found.concluded)
-        if result is not None:
-            settle(result)
-        self.config = fitting(self.config, transport.workers)
-        members = [member for plan in self.plan for member in plan.members]
-        self.sync.move(transport.rank, transport.workers, plan_model(self.config, members, transport.workers))
-        left = tuple(sorted(set(before) - set(found.members)))
-        joined = tuple(sorted(set(found.members) - set(before)))
-        seconds = time.perf_counter() - started
-        self.changes.append(Change(found.epoch, self.sync.steps, found.members, left, joined, seconds))
-        logger.warning("%s", told(self.changes[-1], transport.rank))
-        self._mind_knocks()
-        return result is not None
 
     # --- state and end --------------------------------------------------------------------------------------------
 
@@ -443,7 +341,7 @@ class Session:
         """
         self.wait()
         states.load(self.sync, self.config, state, regroup=regroup)
-        self._compared = False
+        self.compared = False
 
     def end(self, *, keep_transport: bool = False) -> None:
         """Give back threads and connections. Residuals can still be saved.
@@ -463,24 +361,26 @@ def shared_settings(config: SyncConfig) -> dict[str, Any]:
     return {**config.to_dict(), "encrypt": config.encrypt is not None}
 
 
-def fitting(config: SyncConfig, workers: int) -> SyncConfig:
-    """The same settings for so many workers; teams that these cannot form are formed anew."""
-    try:
-        config.check_for(workers)
-    except ConfigError:
-        if not hasattr(config.options, "teams"):
-            raise
-        return configure(config, {"teams": "auto"})
-    return config
-
-
-def told(change: Change, rank: int) -> str:
-    """What people read when ranks have left or come."""
-    moves = [(change.left, "left"), (change.joined, "came")]
-    who = [f"{', '.join(map(str, ranks))} {verb}" for ranks, verb in moves if ranks] or ["nobody left"]
-    here = ", ".join(map(str, change.members))
-    text = f"before exchange {change.step}, of the ranks that began: {'; '.join(who)}; {here} go on, and this one is"
-    return f"{text} rank {rank} of {len(change.members)} now ({change.seconds:.1f} s)"
+def conclude(session: Session, step: _Step, after: Callable[[bool], None] | None) -> bool:
+    """Commit a step of which all groups have been exchanged, or roll it back, and tell observers; whether it counts."""
+    groups = session.sync.groups
+    before = sum(group.stats.entries for group in groups)
+    fine = session.worker.finish(step.instead)
+    event = StepEvent(
+        step=step.terms.step,
+        seconds=time.perf_counter() - step.opened,
+        counted=fine,
+        groups=step.started,
+        elements=sum(part.gradient.numel() for part in step.parts.values()),
+        entries=sum(group.stats.entries for group in groups) - before,
+        bytes_sent=session.transport.traffic.bytes_sent - step.bytes_before,
+    )
+    session.events.append(event)
+    for observer in list(session.observers):
+        observer(event)
+    if after is not None:
+        after(fine)
+    return fine
 
 
 def start_groups(session: Session, step: _Step) -> None:

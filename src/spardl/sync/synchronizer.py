@@ -69,17 +69,16 @@ class Synchronizer:
         """How groups are synchronised now, in their order."""
         return [group.plan for group in self.groups]
 
-    def regroup(self, plans: Iterable[GroupPlan]) -> None:
-        """Arrange members like this from the next step on. Controllers of groups that change start anew."""
+    def regroup(self, plans: Iterable[GroupPlan], *, place: tuple[int, int] | None = None) -> None:
+        """Arrange members like this from the next step on. Controllers of groups that change start anew.
+
+        `place` is this rank's and how many there are, where that has changed.
+        """
+        if place is not None:
+            (self.rank, self.workers), self._common = place, {}
         for group in list(self.groups):
             self._dissolve(group)
         self.groups = [self._form(plan) for plan in plans]
-
-    def move(self, rank: int, workers: int, plans: Iterable[GroupPlan]) -> None:
-        """Take this place among so many workers, with these groups. Residuals move along; controllers start anew."""
-        self.rank, self.workers = rank, workers
-        self._common = {}
-        self.regroup(plans)
 
     def include(self, plan: GroupPlan) -> Group:
         """Add one group, of members that were in none or in others; those others dissolve."""

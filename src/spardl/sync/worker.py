@@ -21,6 +21,7 @@ from spardl.sync.lanes import Lanes
 from spardl.sync.step import Outcome, Part, Terms
 from spardl.sync.synchronizer import Synchronizer
 from spardl.transport.base import Transport, run
+from spardl.transport.direct import DirectTransport
 
 Result = TypeVar("Result")
 
@@ -30,8 +31,8 @@ class Worker:
 
     `fellows` are the ranks with the other parts of the model, if there are others: a step counts on all or on none.
     `votes`: ranks wait for each other before they conclude anything, so that it is concluded on all that are left or on
-    none of them when ranks are lost. `concluded` counts what was. `knocks` says whether somebody wants to join; once
-    one rank has heard that, `heard` tells it to all of them, after the same step.
+    none of them when ranks are lost. `concluded` counts what was. `heard`: somebody wants to join, which all ranks know
+    after the same step.
     """
 
     def __init__(
@@ -45,9 +46,8 @@ class Worker:
     ) -> None:
         self.failure: BaseException | None = None
         self.concluded = 0
-        self.knocks: Callable[[], bool] = lambda: False
         self.heard = False
-        self._votes = votes
+        self.votes = votes
         self._undecided: Callable[[], Any] | None = None  # what waits for all ranks to be ready for it
         self._sync = sync
         self._transport = transport
@@ -97,10 +97,11 @@ class Worker:
         Where ranks vote, that takes ceil(log2 P) rounds more. Whoever has concluded knows that all were ready; so if a
         rank is lost, those that are left conclude it too if any of them has, and else nobody does (`go_on`).
         """
-        if self._votes:
+        if self.votes:
             self._undecided = conclude
             team = Team(tuple(range(self._transport.workers)), self._transport.rank)
-            said = run(all_gather_numbers(team, [self.knocks()], "agreement to conclude"), self._transport)
+            knocks = isinstance(self._transport, DirectTransport) and bool(self._transport.watch.knocks)
+            said = run(all_gather_numbers(team, [knocks], "agreement to conclude"), self._transport)
             self.heard = bool(said.any())
             self._undecided = None
         result = conclude()

@@ -37,5 +37,5 @@ class Invitation:
             return cls(bytes.fromhex(secret), found)
         except ValueError as error:
             raise ConfigError(
-                f"this is no invitation ({error}); take the text that sync.invitation has on a rank of the run."
+                f"this is no invitation ({error}); take the text that sync.company.invitation has on a rank of the run."
             ) from error
