@@ -139,8 +139,8 @@ class TorchTransport:
 
     def close(self) -> None:
         """Leave our groups. The one that this transport was made from stays."""
+        self.watch.close()  # first: whoever finds our group ended and asks must not hear that we are still there
         self.leave()
-        self.watch.close()
 
     def leave(self) -> None:
         """The same, but for the watch, which another transport goes on with."""

@@ -236,10 +236,10 @@ class DirectTransport:
 
     def close(self) -> None:
         """Close the connections, and our groups. The one that this transport was made from stays."""
+        self.watch.close()  # first: whoever finds a line ended and asks must not hear that we are still there
         self._end(failures.closed())
         if self._inner is not None:
             self._inner.close()
-        self.watch.close()
 
     def __del__(self) -> None:
         for link in getattr(self, "_links", {}).values():
