@@ -17,6 +17,7 @@ from benchmarks.fuzz.targets import TARGETS, Target
 
 BATCH = 5000  # cases per process: a crash ends only that
 LONGEST_S = 60.0  # that a case may take
+LOOK_S = 0.01
 MEMORY = 6 << 30  # bytes that a process may have: what asks for more does not check what it reads
 REMEMBERED = 5  # findings of a kind told in full
 
@@ -103,19 +104,21 @@ def _batch(targets: Sequence[Target], seed: int, first: int, stop: int, deadline
 
 
 def _watch(pid: int, reached: mmap) -> int:
-    """0 when the process has ended by itself; the signal that ended it, or -1 if it did not come on."""
-    seen, since = b"", time.monotonic()
-    while True:
+    """0 when the process has ended by itself; the signal that ended it, or -1 if it did not come on.
+
+    Looks are counted, not seconds: who was stopped for a while, with all its children, has not waited.
+    """
+    seen, looks = b"", 0
+    while looks * LOOK_S < LONGEST_S:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        if reached[:8] != seen:
-            seen, since = reached[:8], time.monotonic()
-        if time.monotonic() - since > LONGEST_S:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return -1
-        time.sleep(0.01)
+        looks = looks + 1 if reached[:8] == seen else 0
+        seen = reached[:8]
+        time.sleep(LOOK_S)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return -1
 
 
 def _child(
