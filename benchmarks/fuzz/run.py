@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from mmap import mmap
 from pathlib import Path
 
+import torch
+
 from benchmarks.fuzz.targets import TARGETS, Target
 
 BATCH = 5000  # cases per process: a crash ends only that
@@ -43,6 +45,7 @@ class Tally:
 
 def made_of(names: Sequence[str] = ()) -> list[Target]:
     """The targets of these names; of all, if none is given."""
+    torch.set_num_threads(1)  # a forked process would wait for threads that it has not got
     return [kind() for kind in TARGETS if not names or kind.name in names]
 
 
