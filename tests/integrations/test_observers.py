@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile
 
 import spardl
 from frameworks import needs
@@ -126,3 +128,29 @@ def test_a_logger_keeps_every_step(kind: str, tmp_path: Path) -> None:
     importlib.import_module({"tensorboard": "torch.utils.tensorboard"}.get(kind, kind))
     for kept in on_processes(2, _log, kind, tmp_path):
         assert len(kept) == 4 and all(value > 0 for value in kept)
+
+
+# --- torch's profiler -------------------------------------------------------------------------------------------------
+
+LANES = ("accumulate", "select", "exchange", "average", "commit")
+
+
+def _profile(rank: int, workers: int, folder: Path) -> dict[str, set[int]]:
+    """On which threads each of our lanes was seen, in the trace that a person would open."""
+    model = DistributedDataParallel(mlp())
+    optimizer = sgd(model)
+    spardl.attach(model, optimizer=optimizer, density=0.1, dense_below=0, groups=1000)
+    train(model, optimizer, range(1))
+    everywhere = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere) as profiler:
+        train(model, optimizer, range(1, 3))
+    profiler.export_chrome_trace(str(folder / f"{rank}.json"))
+    events = json.loads((folder / f"{rank}.json").read_text())["traceEvents"]
+    return {lane: {each["tid"] for each in events if each.get("name") == f"spardl::{lane}"} for lane in LANES}
+
+
+def test_a_profile_of_all_threads_shows_our_lanes(tmp_path: Path) -> None:
+    """Gradients are added up on one thread, and all else happens on another."""
+    for found in on_processes(2, _profile, tmp_path):
+        assert all(len(threads) == 1 for threads in found.values()), found
+        assert found["accumulate"] != found["exchange"] == found["select"] == found["average"] == found["commit"]

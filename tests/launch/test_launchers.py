@@ -116,6 +116,7 @@ def test_a_killed_rank_ends_all_ranks_of_mpiexec() -> None:
             assert ended, "a rank was left behind"
 
 
+@pytest.mark.slow  # as with mpiexec below
 def test_a_task_of_srun_that_is_killed_ends_the_others() -> None:
     """srun leaves the other tasks alone; they notice by themselves, long before the timeout, and say so."""
     with ExitStack() as stack:

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from spardl.collectives.program import AllReduce, Team
@@ -35,7 +34,7 @@ from spardl.integrations.hooks import Hook
 from spardl.integrations.local_state import optimizer_parts, own_part, with_parts
 from spardl.integrations.model import facts_of, parts_as_members, plain_module, size_of, stepped_parameters
 from spardl.integrations.outer import Outer
-from spardl.integrations.parts import gather_anew, mesh_of, part_of
+from spardl.integrations.parts import gather_anew, is_sharded, mesh_of, part_of
 from spardl.integrations.passing import PassingDDP
 from spardl.integrations.refusals import Refusals
 from spardl.integrations.replica import Replica
@@ -237,7 +236,7 @@ class LocalSync(SyncHandle):
                 replica.show()
             for buffer in ranks.float_buffers(self._model):
                 ranks.average(part_of(buffer), transport)
-                if session.fellows is not None and not isinstance(buffer, DTensor):
+                if session.fellows is not None and not is_sharded(buffer):
                     session.fellows.average(buffer)
         gather_anew(self._model)
 
