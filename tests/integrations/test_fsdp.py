@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import AdamW
 
 import spardl
@@ -392,6 +393,20 @@ def _refused(rank, workers):
         except spardl.ConfigError as error:
             texts.append(str(error))
     return texts
+
+
+def _refused_by_an_old_torch(rank, workers):
+    if HOOKED:
+        del FSDPModule.set_all_reduce_hook
+    try:
+        started(grid(), when="backward")
+    except spardl.ConfigError as error:
+        return str(error)
+    return "attached"
+
+
+def test_a_torch_without_a_hook_in_backward_is_told_of():
+    assert all("no FSDPModule.set_all_reduce_hook" in text for text in on_processes(WORKERS, _refused_by_an_old_torch))
 
 
 def test_what_cannot_work_is_refused_with_a_sentence():

@@ -134,7 +134,7 @@ def attach_at_step(
     model: nn.Module, process_group: Group, *, optimizer: Given, scaler: torch.amp.GradScaler | None, **given: Any
 ) -> StepSync:
     """`attach` for gradients that are synchronised when the optimizer steps."""
-    optimizers, chosen = settled(process_group, optimizer, scaler, **given)
+    optimizers, chosen = settled(process_group, process_group, optimizer, scaler, **given)
     if len(optimizers) != 1:
         raise ConfigError(
             f"{len(optimizers)} optimizers were given, and gradients are synchronised at the step of one; give"
@@ -152,7 +152,7 @@ def attach_in_backward(
     """`attach` for gradients of FSDP2 that are synchronised in backward."""
     from spardl.integrations.fsdp import BackwardSync  # a second's worth of torch, which this model's owner has paid
 
-    optimizers, chosen = settled(process_group, optimizer, scaler, **given)
+    optimizers, chosen = settled(process_group, process_group, optimizer, scaler, **given)
     check_without_backward(chosen)
     forgetful = [each for each in optimizers if has_memory(each)]
     if forgetful and not (chosen.is_dense or chosen.density == 1.0):
@@ -168,23 +168,22 @@ def attach_in_backward(
 
 def settled(
     process_group: Group,
+    ranks: Group,
     optimizer: Given,
     scaler: torch.amp.GradScaler | None,
     *,
     team_size: int | None,
     config: SyncConfig | None,
-    ranks: Group = None,
     **settings: Any,
 ) -> tuple[list[Optimizer], SyncConfig]:
-    """The optimizers and the settings that `attach` was given, checked; `ranks`: who takes part, if not that group.
+    """The optimizers and the settings that `attach` was given, checked; `ranks`: who takes part, by default all.
 
     Raises:
         ConfigError: something of it cannot work.
     """
     optimizers = optimizers_of(optimizer)
     check_scaler(scaler, optimizers)
-    workers = len(member_ranks(process_group if ranks is None else ranks))
-    return optimizers, with_teams(configure(config, settings), process_group, team_size, workers)
+    return optimizers, with_teams(configure(config, settings), process_group, team_size, len(member_ranks(ranks)))
 
 
 def check_without_backward(config: SyncConfig) -> None:
@@ -223,7 +222,7 @@ def attach_locally(
     where = process_group
     if where is None and isinstance(inner, DistributedDataParallel):
         where = inner.process_group
-    optimizers, chosen = settled(process_group, optimizer, scaler, ranks=where, **given)
+    optimizers, chosen = settled(process_group, where, optimizer, scaler, **given)
     check_beside(chosen)
     kind = AutoLocalSync if chooses else LocalSync
     return kind(model, optimizers, chosen, rule, scaler=scaler, process_group=where)

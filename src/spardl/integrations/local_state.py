@@ -74,9 +74,11 @@ def _check_tensors(tensors: object, what: str, sizes: Sizes) -> None:
 
 def _check_scaler(saved: object) -> None:
     """Empty where no GradScaler was in use."""
-    numbers = isinstance(saved, Mapping) and all(is_number(each) and each >= 0 for each in saved.values())
-    if not numbers or (saved and not saved.get("scale", 0.0) > 0):
-        raise StateError(f"this state has a GradScaler's part that cannot be ({saved!r}); {SAME}")
+    if isinstance(saved, Mapping):
+        numbers = all(is_number(each) and each >= 0 for each in saved.values())
+        if not saved or (numbers and saved.get("scale", 0) > 0):
+            return
+    raise StateError(f"this state has a part of a GradScaler that cannot be; {SAME}")
 
 
 def _landings(saved: object, sizes: Sizes) -> dict[str, Landing]:
