@@ -37,8 +37,8 @@ def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
 
 
 def commands_of(page: Path) -> Iterator[str]:
-    """Lines of shell blocks that start a command of ours, whatever launcher stands before it; not those that read a file
-    which the reader has."""
+    """Lines of shell blocks that start a command of ours, whatever launcher stands before it; not those that read a
+    file which the reader has."""
     for block in re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE):
         for line in re.sub(r"\\\n", " ", block).splitlines():
             words = shlex.split(line, comments=True)
