@@ -1,5 +1,5 @@
-"""A framework that is not installed is asked for by name, where its adapter is imported and nowhere else; nor do we
-import what takes long before a script has."""
+"""A framework that is not installed is asked for by name, where its adapter is imported and nowhere else; and nothing
+that takes long is imported before a script has."""
 
 import subprocess
 import sys
