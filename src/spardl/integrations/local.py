@@ -113,6 +113,7 @@ class LocalSync(SyncHandle):
         self._swapped = False
         self._opened = self.seconds_exposed = 0.0
         names: dict[Tensor, str] = {each.parameter: name for name, each in self._replicas.items()}
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._boundary = Boundary(self._optimizers, self._step_is_over, scaler, names)
         self.before_exchange: Callable[[], None] | None = None  # whoever wants to change settings between two
         self._size = size_of(self._optimizers)
@@ -263,7 +264,7 @@ class LocalSync(SyncHandle):
 
     def state_dict(self) -> dict[str, Any]:
         """What *this rank* needs to go on exactly: shared and own weights, controllers, what is under way, and what its
-        optimizers and running statistics hold, which are each rank's own. One file per rank."""
+        optimizers, scaler and running statistics hold, which are each rank's own. One file per rank."""
         check_saver()
         self._settle()
         weights = {name: [each.shared.clone(), each.own().clone()] for name, each in self._replicas.items()}
@@ -282,6 +283,7 @@ class LocalSync(SyncHandle):
             "landings": landings,
             "buffers": {name: part_of(buffer).clone() for name, buffer in self._model.named_buffers()},
             "optimizers": [optimizer_parts(each) for each in self._optimizers],
+            "scaler": {} if self._scaler is None else self._scaler.state_dict(),
         }
         return {**self.session.state_dict(), "local": local}
 
@@ -314,6 +316,8 @@ class LocalSync(SyncHandle):
         self.session.load_state_dict(state)
         self._load_optimizers(local["optimizers"])
         self._outer.load(local["outer"])
+        if self._scaler is not None and local["scaler"]:
+            self._scaler.load_state_dict(local["scaler"])
         with torch.no_grad():
             for name, replica in self._replicas.items():
                 replica.load(local["shared"][name], local["own"][name])

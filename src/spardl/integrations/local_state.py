@@ -19,7 +19,7 @@ from spardl.integrations.parts import part_of, placed_like
 from spardl.sync.landing import Landing
 
 SAME = "load the state of the same model."
-KEYS = ("steps", "offered", "density", "shared", "own", "outer", "landings", "buffers", "optimizers")
+KEYS = ("steps", "offered", "density", "shared", "own", "outer", "landings", "buffers", "optimizers", "scaler")
 
 Sizes = Mapping[str, int]
 
@@ -58,6 +58,7 @@ def checked(state: object, sizes: Sizes) -> dict[str, Any]:
         raise StateError(f"this state has the density {density!r}, which cannot be; {SAME}")
     if not isinstance(local["optimizers"], list) or not isinstance(local["buffers"], Mapping):
         raise StateError(f"this state has no usable optimizers or buffers; {SAME}")
+    _check_scaler(local["scaler"])
     return {**local, "landings": _landings(local["landings"], sizes)}
 
 
@@ -69,6 +70,15 @@ def _check_tensors(tensors: object, what: str, sizes: Sizes) -> None:
             raise StateError(f"the {what} of {name!r} in this state do not fit the model's; {SAME}")
         if not bool(torch.isfinite(tensor).all()):
             raise StateError(f"the {what} of {name!r} in this state are not finite: it is damaged; load another one.")
+
+
+def _check_scaler(saved: object) -> None:
+    """Empty where no GradScaler was in use."""
+    if isinstance(saved, Mapping):
+        numbers = all(is_number(each) and each >= 0 for each in saved.values())
+        if not saved or (numbers and saved.get("scale", 0) > 0):
+            return
+    raise StateError(f"this state has a part of a GradScaler that cannot be; {SAME}")
 
 
 def _landings(saved: object, sizes: Sizes) -> dict[str, Landing]:

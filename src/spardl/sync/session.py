@@ -26,10 +26,11 @@ from spardl.kernels.cpu.crew import Crew
 from spardl.machine import cores_per_rank
 from spardl.memory.algebra import norm_of
 from spardl.memory.velocity import Momentum
-from spardl.metrics import StepEvent, SyncStats
+from spardl.metrics import Span, StepEvent, SyncStats
 from spardl.sync import replicas
 from spardl.sync import state as states
 from spardl.sync.fellows import Fellows
+from spardl.sync.group import Group
 from spardl.sync.lanes import Lanes
 from spardl.sync.plan import GroupPlan, Member, plan_model
 from spardl.sync.step import Part, Terms
@@ -296,6 +297,7 @@ class Session:
             elements=sum(part.gradient.numel() for part in step.parts.values()),
             entries=sum(group.stats.entries for group in groups) - before,
             bytes_sent=self.transport.traffic.bytes_sent - step.bytes_before,
+            spans=spans_of(groups, step.opened) if self.observers else (),
         )
         self.events.append(event)
         for observer in list(self.observers):
@@ -368,6 +370,12 @@ def start_groups(session: Session, step: _Step) -> None:
         group = groups[step.started]
         session.worker.start(group, [step.parts[name] for name in group.offsets], step.terms)
         step.started += 1
+
+
+def spans_of(groups: Sequence[Group], opened: float) -> tuple[Span, ...]:
+    """When each group of a step that was opened then was exchanged, in the order of exchanges."""
+    spans = [Span(each.stats.name, each.span[0] - opened, each.span[1] - opened) for each in groups]
+    return tuple(sorted((each for each in spans if each.begins >= 0), key=lambda each: each.begins))
 
 
 def compare_replicas(session: Session, tensors: Mapping[str, Tensor]) -> None:
