@@ -3,9 +3,10 @@
 #   make test    runs the tests (make test-all: also those that take long)
 # One more, as root, in half an hour on a quiet machine:
 #   make bench   measures everything in docs/performance.md and writes that page
-# Two that look for trouble, the first one best as root:
+# Three that look for trouble, the first one best as root:
 #   make attack  400 runs with a fault each, in about an hour and a half; writes the table in docs/trust.md
 #   make soak    10,000 steps, some minutes: nothing grows, all ranks stay alike
+#   make fuzz    a million altered frames, greetings and files: no answer but the right one, or an error of our own
 # And for those who publish:
 #   make dist    builds a wheel and a source archive in dist/
 #   make docs    builds the pages of docs/ as a site in site/, and fails on any broken link
@@ -20,7 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-all bench attack soak check format dist docs clean
+.PHONY: demo test test-all bench attack soak fuzz check format dist docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spardl needs Python 3.11 or newer; give one with PYTHON=...")'
@@ -51,6 +52,9 @@ attack: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/python -m benchmarks.soak
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -m benchmarks.fuzz --cases 1000000
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -35,7 +35,7 @@ def on_processes(
             _enter, (workers, listener, function, arguments, folder), nprocs=workers, join=False, start_method="fork"
         )
         listener.close()
-        join(started, timeout)
+        join(started, timeout, together=expect == "returned")
         outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(workers)]
     if expect == "any":
         return outcomes
@@ -77,12 +77,15 @@ def _outcome(path: Path) -> tuple[str, Any]:
     return torch.load(path, weights_only=False) if path.exists() else ("died", None)
 
 
-def join(started: Any, timeout: float) -> None:
-    """Wait for all of them, and leave none behind."""
+def join(started: Any, timeout: float, *, together: bool = True) -> None:
+    """Wait for all of them, and leave none behind. `together`: one that is killed ends the others."""
     deadline = time.monotonic() + timeout
     try:
-        while not started.join(timeout=max(0.0, deadline - time.monotonic())):
+        for process in [] if together else started.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        while together and not started.join(timeout=max(0.0, deadline - time.monotonic())):
             assert time.monotonic() < deadline, f"the processes were not done after {timeout:g} s"
+        assert not any(process.is_alive() for process in started.processes), f"not done after {timeout:g} s"
     finally:
         for process in started.processes:
             if process.is_alive():

@@ -54,6 +54,7 @@ class Hosts:
 
     def __init__(self) -> None:
         build([Link()] * MOST)
+        _run("ip", "link", "set", "lo", "up")  # for commands that start ranks of their own
         self._port = 30_000
 
     def place(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dense groups": {"density": 0.1, "dense_below": 100_000, "groups": 1000},
     "local updates": {"density": 0.1, "dense_below": 0, "update": "local"},
 }
+GOING_ON = {"density": 0.1, "dense_below": 0, "update": "local", "on_loss": "continue"}
 MERGED = {"density": 0.1, "dense_below": 0, "merge": "omgs"}
 
 
@@ -23,7 +24,8 @@ MERGED = {"density": 0.1, "dense_below": 0, "merge": "omgs"}
 class Kind:
     """A kind of fault.
 
-    what     "kill", "stop", "raise", "memory", "disk", at a place of the rank's own; "link" and "file", from outside
+    what     "kill", "stop", "raise", "memory", "disk", at a place of the rank's own; "link" and "file", from outside;
+             "command", of `spardl train` itself; "lose", a kill after which the others go on
     places   where
     victims  how many ranks
     harmless whether the run must come to its end all the same, with the same weights
@@ -64,6 +66,10 @@ KINDS = (
     Kind("line down, and up in time", "link", ("step",), harmless=True, lasts=SHORT),
     Kind("line down", "link", ("step",), lasts=LONG, weight=2),
     Kind("line at a crawl", "link", ("step",), lasts=LONG, rate="2kbit"),
+    Kind("kill -9, and the others go on", "lose", ("round", "step", "commit"), weight=2),
+    Kind("kill -9 of two ranks, and the others go on", "lose", ("round", "step", "commit"), victims=2),
+    Kind("spardl train: launcher or rank killed", "command", ("launcher", "rank"), weight=2),
+    Kind("spardl train: disk full, or checkpoint damaged", "command", ("disk", "checkpoint"), weight=2),
 )
 
 
@@ -98,7 +104,9 @@ def trial_of(seed: int, kinds: tuple[Kind, ...] = KINDS, timeout: float = TIMEOU
     run = chance.choice(list(RUNS))
     if place in ("hook", "probe", "not finite"):
         run = "merged" if place == "probe" else "direct"
-    settings = MERGED if run == "merged" else RUNS[run]
+    if kind.what == "lose":
+        run = "going on"
+    settings = {"merged": MERGED, "going on": GOING_ON}.get(run) or RUNS[run]
     saves = range(2 * EVERY - 1, STEPS - 1, EVERY)
     step = chance.choice(saves) if place in ("save", "writing") else chance.randrange(EVERY + 1, STEPS - 1)
     return Trial(

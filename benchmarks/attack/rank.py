@@ -44,7 +44,7 @@ class Fault:
         self._trial = None
         self._tell("struck", when=time.monotonic())
         what = trial.fault.what
-        if what == "kill":
+        if what in ("kill", "lose"):
             os.kill(os.getpid(), signal.SIGKILL)
         elif what == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.attack.command import attack_command, undisturbed
 from benchmarks.attack.lab import Lab
 from benchmarks.attack.plan import EVERY, STEPS, Trial
 from benchmarks.attack.rank import be_rank
@@ -62,17 +63,35 @@ class Attacker:
         expected = self._reference(trial)
         folder = Path(tempfile.mkdtemp(prefix="attack-"))
         try:
-            ends = self._run_on_damaged(trial, folder) if trial.fault.what == "file" else None
-            self._judge(finding, ends or self._run(trial, folder, disturbed=True), expected)
-            if not trial.fault.harmless:
-                self._resume(finding, folder, expected)
+            if trial.fault.what == "command":
+                attack_command(trial, folder, expected, finding.note)
+            else:
+                self._judge(finding, self._disturb(trial, folder), expected)
+                if not trial.fault.harmless and trial.fault.what != "lose":
+                    self._resume(finding, folder, expected)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         finding.seconds = time.monotonic() - started
         return finding
 
+    def _disturb(self, trial: Trial, folder: Path) -> list[dict[str, Any]]:
+        """Run it until the fault has struck: on a machine that is too busy, a run may fail before it can."""
+        if trial.fault.what == "file":
+            return self._run_on_damaged(trial, folder)
+        for _ in range(ATTEMPTS):
+            ends = self._run(trial, folder, disturbed=True)
+            if any(word["what"] == "struck" for victim in trial.victims for word in _diary(folder, victim)):
+                break
+        return ends
+
     def _reference(self, trial: Trial) -> str:
-        key = (trial.run, trial.workers)
+        command = trial.fault.what == "command"
+        key = (f"{command} {trial.run}", trial.workers)
+        if command and key not in self._expected:
+            with tempfile.TemporaryDirectory(prefix="attack-") as place:
+                end = undisturbed(trial, Path(place))
+            assert end.sha is not None, f"an undisturbed run has failed: {end}"
+            self._expected[key] = end.sha
         if key not in self._expected:
             sums: set[str | None] = {None}
             for _ in range(ATTEMPTS):
@@ -165,6 +184,8 @@ class Attacker:
             struck = rank in trial.victims
             if end["what"] == "hang":
                 finding.note("hang", f"rank {rank} was still there after {LONGEST * trial.timeout:g} s")
+            elif trial.fault.what == "lose":
+                self._judge_survivor(finding, rank, end, ends)
             elif trial.fault.harmless:
                 same = end.get("sha") == expected or (trial.run == "merged" and end["what"] == "finished")
                 finding.note("right weights" if same else "wrong weights", f"rank {rank}: {end}")
@@ -176,6 +197,15 @@ class Attacker:
                 finding.note("did not notice", f"rank {rank}: {end}")
             else:
                 self._judge_error(finding, rank, end)
+
+    def _judge_survivor(self, finding: Finding, rank: int, end: dict[str, Any], ends: list[dict[str, Any]]) -> None:
+        """Whoever is left comes to the end, all with the same weights."""
+        victims = finding.trial.victims
+        if rank in victims:
+            finding.note("killed")
+            return
+        same = "sha" in end and {other.get("sha") for i, other in enumerate(ends) if i not in victims} == {end["sha"]}
+        finding.note("right weights" if same else "wrong weights", f"rank {rank}: {end}")
 
     def _judge_error(self, finding: Finding, rank: int, end: dict[str, Any]) -> None:
         said, victims = f"rank {rank}: {end['text']}", set(finding.trial.victims)
@@ -196,7 +226,10 @@ class Attacker:
         """All ranks go on from the last checkpoint that is whole, and end with the weights of an undisturbed run."""
         trial = finding.trial
         steps = [step for step in range(EVERY, STEPS + 1, EVERY) if _is_whole(folder, step, trial.workers)]
-        ends = self._run(trial, folder, resume=max(steps, default=0))
+        for _ in range(ATTEMPTS):
+            ends = self._run(trial, folder, resume=max(steps, default=0))
+            if all("sha" in end for end in ends):
+                break  # it has come to its end; whether that is the right one is judged, and not tried again
         for rank, end in enumerate(ends):
             # How layers are merged depends on times, so a run that plans anew may add in another order.
             same = end.get("sha") == expected or (trial.run == "merged" and "sha" in end)

@@ -15,7 +15,7 @@ from spardl.config import SyncConfig, configure_vector
 from spardl.errors import ConfigError, StateError
 from spardl.metrics import GroupStats
 from spardl.sync.plan import Member, plan_group
-from spardl.sync.session import Session
+from spardl.sync.session import Session, shared_settings
 from spardl.transport.torchdist import Group, member_ranks
 
 Key = tuple[object, ...]
@@ -103,7 +103,7 @@ def _begin(tensor: Tensor, name: str, group: Group, config: SyncConfig) -> _Kept
     session = _session(tensor, group, config)
     workers = session.transport.workers
     config.check_for(workers)
-    facts = {**config.to_dict(), "name": name, "elements": tensor.numel(), "dtype": str(tensor.dtype)}
+    facts = {**shared_settings(config), "name": name, "elements": tensor.numel(), "dtype": str(tensor.dtype)}
     check_agreement(facts, session.transport.gather_texts, "this all_reduce")
     session.include(plan_group(config, [Member(name, tensor.numel())], workers))
     ranks = tuple(member_ranks(group))
@@ -115,7 +115,14 @@ def _session(tensor: Tensor, group: Group, config: SyncConfig) -> Session:
         raise ConfigError("there is no process group; call torch.distributed.init_process_group first.")
     for key in [key for key in _sessions if key[0] is not dist.group.WORLD]:
         del _sessions[key]  # of a process group that has ended
-    key = (dist.group.WORLD, tuple(member_ranks(group)), config.transport, config.timeout, str(tensor.device))
+    key = (
+        dist.group.WORLD,
+        tuple(member_ranks(group)),
+        config.transport,
+        config.timeout,
+        str(tensor.device),
+        config.encrypt,
+    )
     if key not in _sessions or _sessions[key].worker.failure is not None:
         _sessions[key] = Session.open(
             [], config, process_group=group, device=tensor.device, commit="group", subject="this all_reduce"

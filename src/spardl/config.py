@@ -74,6 +74,11 @@ def _check_norm(name: str, given: Any) -> None:
         raise ConfigError(f"{name}={given!r} leaves no gradient; give a positive norm or None.")
 
 
+def _check_key(name: str, given: Any) -> None:
+    if given is not None and not (isinstance(given, str) and given):
+        raise ConfigError(f"{name}={given!r} is no name of a file; give one with a key and a certificate, or None.")
+
+
 def _check_timeout(name: str, given: Any) -> None:
     if not (is_number(given) and 0 < given <= MAX_TIMEOUT):
         raise ConfigError(f"timeout={given!r} is no time to wait; give a number of seconds above 0, at most a month.")
@@ -160,9 +165,17 @@ class SyncConfig:
     )
     paranoid: int = setting(
         0,
-        "steps between comparisons of all ranks' weights, by their hashes; 0 is never",
+        "steps between comparisons of all ranks' weights, by their hashes; 0 is never. Messages then carry checksums",
         check=_check_every,
         metavar="STEPS",
+    )
+    encrypt: str | None = setting(
+        None,
+        "a file with a key and a certificate that all ranks have: connections between them are encrypted, and nobody"
+        " without it can join (SECURITY.md)",
+        check=_check_key,
+        parse=str,
+        metavar="FILE",
     )
     timeout: float = setting(
         300.0, "seconds that any wait for a peer may take", check=_check_timeout, metavar="SECONDS"

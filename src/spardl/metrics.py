@@ -110,13 +110,33 @@ class GroupStats:
         return {**dataclasses.asdict(self), "density": self.density, "bits_per_entry": self.bits_per_entry}
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Ranks have left, or come, and the others have gone on: `step` is the first exchange without them.
+
+    All go by the numbers that they had when they came. What a lost rank had computed and not sent is lost with it; only
+    that rank knew how much it was.
+
+    epoch    how often ranks have left or come
+    members  those that are there now, in rank order
+    seconds  from when this rank noticed to when it could go on
+    """
+
+    epoch: int
+    step: int
+    members: tuple[int, ...]
+    left: tuple[int, ...]
+    joined: tuple[int, ...]
+    seconds: float
+
+
 @dataclass(slots=True)
 class SyncStats:
     """What `stats()` returns: each present group, and all together since the beginning.
 
     `past` are groups that have been rearranged into the present ones: a group counts from when it was formed, the total
     never goes back. `steps` and `skipped` are the session's own count. `seconds_exposed` are those that training has
-    waited for exchanges of weights.
+    waited for exchanges of weights. `changes` are ranks that have left or come.
     """
 
     groups: list[GroupStats] = field(default_factory=list)
@@ -124,6 +144,7 @@ class SyncStats:
     steps: int | None = None
     skipped: int | None = None
     seconds_exposed: float = 0.0
+    changes: list[Change] = field(default_factory=list)
 
     @property
     def total(self) -> GroupStats:

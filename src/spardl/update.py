@@ -109,6 +109,11 @@ class LocalUpdates:
         "what entries are selected of: weights, or with reset, dct coefficients of tiles of 64 x 64",
         choices=("none", "dct"),
     )
+    on_loss: str = setting(
+        "stop",
+        "when a rank is lost, all others stop with an error that names it, or those that are left continue without it",
+        choices=("stop", "continue"),
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -210,6 +215,12 @@ def resolve(update: "str | LocalUpdates", settings: Mapping[str, Any]) -> "tuple
         return dataclasses.replace(update, **own), others
     check_choice("update", update, RULES)
     if update == GRADIENTS:
+        if own.get("on_loss") == "continue":
+            raise ConfigError(
+                'on_loss="continue" needs weights of each rank\'s own: the process group that averages gradients ends'
+                ' with its first member. Give update="local" too, or restart from a checkpoint (torchrun'
+                " --max-restarts)."
+            )
         if own:
             raise ConfigError(f'{next(iter(own))} is a setting of local updates; give update="local" too.')
         return None, others

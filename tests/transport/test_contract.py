@@ -21,6 +21,7 @@ from spardl.transport.torchdist import TorchTransport
 MAKERS: dict[str, Callable[[], Transport]] = {
     "chosen": lambda: transport_named("auto", None, timeout=30, device="cpu"),
     "direct": lambda: DirectTransport(timeout=30),
+    "without a process group": lambda: DirectTransport(timeout=30, alone=True),
     "torch": lambda: TorchTransport(timeout=30),
     "delayed": lambda: DelayedTransport(TorchTransport(timeout=30), 0.0),
 }

@@ -7,7 +7,6 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,9 +15,7 @@ import pytest
 from spardl.transport import watch as module
 from spardl.transport.inquiry import inquire
 from spardl.transport.watch import Silence, Standing, Watch, open_watches
-from threads import Board, ThreadTransport
-
-HOST = "127.0.0.1"
+from watching import HOST, watches
 
 
 class Waiting:
@@ -29,24 +26,6 @@ class Waiting:
 
     def pending(self, operation: object) -> tuple[int, ...]:
         return self.peers
-
-
-@contextlib.contextmanager
-def watches(workers: int, address: str = HOST) -> Iterator[list[Watch]]:
-    """One per rank, all in this process."""
-    board = Board(workers)
-    made = [Watch(rank) for rank in range(workers)]
-
-    def open_one(rank: int) -> None:
-        made[rank].open(address, ThreadTransport(board, rank).gather_texts)
-
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(open_one, range(workers)))
-    try:
-        yield made
-    finally:
-        for each in made:
-            each.close()
 
 
 def test_a_rank_says_whom_it_waits_for_and_since_when() -> None:

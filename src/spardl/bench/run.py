@@ -121,7 +121,7 @@ class Bench:
     def __init__(self, match: Match) -> None:
         self._match = match
         first = match.configs[0]
-        inner = transport_named(first.transport, None, timeout=first.timeout, device="cpu")
+        inner = transport_named(first.transport, None, timeout=first.timeout, device="cpu", encrypt=first.encrypt)
         self._gather_texts = inner.gather_texts
         self._crew = Crew.for_cores(cores_per_rank(inner.gather_texts))
         self._transport: Transport = DelayedTransport(inner, match.latency) if match.latency else inner

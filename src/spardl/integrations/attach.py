@@ -25,10 +25,12 @@ from spardl.integrations.parts import is_fsdp
 from spardl.integrations.setup import check_scaler, with_teams
 from spardl.planning.candidates import DENSE
 from spardl.planning.planfile import PlanFile
+from spardl.transport.invitation import Invitation
 from spardl.transport.torchdist import Group, member_ranks
 from spardl.update import GRADIENTS, LocalUpdates, check_beside, resolve
 
 LOCALLY = 'update="local" takes any optimizer as it is, and loses nothing by it.'
+ONLY_SETTINGS = "who joins a run gives its settings, and no group, team_size or method to be chosen."
 
 
 def attach(
@@ -43,6 +45,7 @@ def attach(
     team_size: int | None = None,
     config: SyncConfig | None = None,
     plan: str | Path | None = None,
+    invitation: str | None = None,
     **settings: Any,
 ) -> SyncHandle:
     """Synchronise this model sparsely from now on. Collective: every rank calls it, once, in the same way.
@@ -68,6 +71,8 @@ def attach(
         config: settings as one object.
         plan: a file that `spardl plan` has written for this model and as many workers, instead of a method; settings
             that are given beside it count more.
+        invitation: of a run with local updates and on_loss="continue" (`sync.company.invitation`): join it as one rank
+            more, between two exchanges, instead of meeting the ranks of a process group.
         settings: fields of `SyncConfig`, options of the method, and fields of `LocalUpdates`, on top of these.
 
     Returns:
@@ -83,6 +88,8 @@ def attach(
         update, settings = planned(plan, model, process_group, update, {"config": config, **settings})
         settings.pop("config")
     rule, others = resolve(update, settings)
+    if others.get("method") == AUTO and (others.get("encrypt") or (config is not None and config.encrypt)):
+        raise ConfigError('method="auto" measures connections that are not encrypted; name a method with encrypt.')
     if process_group is not None and replicate is not None:
         raise ConfigError("replicate and process_group both say which ranks synchronise with each other; give one.")
     where = replicate if replicate is not None else process_group
@@ -94,7 +101,13 @@ def attach(
         if when not in (None, "step"):
             raise ConfigError(f'when="{when}" is about gradients; local updates are exchanged after the step.')
         check_for_auto_in_parts(chooses, in_parts=replicate is not None)
+        if invitation is not None:
+            if chooses or where is not None:
+                raise ConfigError(ONLY_SETTINGS)
+            return join(model, rule, invitation, **given, **others)
         return attach_locally(model, rule, where, chooses=chooses, **given, **others)
+    if invitation is not None:
+        raise ConfigError('an invitation is to a run with local updates; give update="local" and on_loss="continue".')
     moment = when_for(model, when, in_parts=replicate is not None)
     in_backward = is_fsdp(_torch_private.uncompiled(model))
     check_for_auto_in_parts(chooses, in_parts=moment == "step" or in_backward)
@@ -224,8 +237,32 @@ def attach_locally(
         where = inner.process_group
     optimizers, chosen = settled(process_group, where, optimizer, scaler, **given)
     check_beside(chosen)
+    if chooses and rule.on_loss == "continue":
+        raise ConfigError('on_loss="continue" goes on with settings that need no measurement; name a method.')
     kind = AutoLocalSync if chooses else LocalSync
     return kind(model, optimizers, chosen, rule, scaler=scaler, process_group=where)
+
+
+def join(
+    model: nn.Module,
+    rule: LocalUpdates,
+    invitation: str,
+    *,
+    optimizer: Given,
+    scaler: torch.amp.GradScaler | None,
+    team_size: int | None,
+    config: SyncConfig | None,
+    **settings: Any,
+) -> LocalSync:
+    """`attach` for who joins a run of local updates that goes on."""
+    if not isinstance(_torch_private.uncompiled(model), nn.Module):
+        raise ConfigError(f"attach needs a torch.nn.Module, not {type(model).__name__}.")
+    if team_size is not None:
+        raise ConfigError(ONLY_SETTINGS)
+    optimizers, asked = optimizers_of(optimizer), configure(config, settings)
+    check_scaler(scaler, optimizers)
+    check_beside(asked)
+    return LocalSync(model, optimizers, asked, rule, scaler=scaler, invitation=Invitation.of(invitation))
 
 
 def planned(

@@ -49,7 +49,9 @@ class Contest:
     def begin(self, rehearsal: Rehearsal, optimizer: Optimizer | None) -> bool:
         """The model has computed enough; whether steps with exchanges are to follow."""
         asked = self._asked
-        transport = transport_named(asked.transport, None, timeout=asked.timeout, device=rehearsal.device)
+        transport = transport_named(
+            asked.transport, None, timeout=asked.timeout, device=rehearsal.device, encrypt=asked.encrypt
+        )
         self._transport, self.compute = transport, rehearsal.compute(transport)
         sizes = list(rehearsal.sizes.values())
         self.survey = conduct_survey(asked, self._rule, transport, sizes, thorough=True)

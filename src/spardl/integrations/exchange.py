@@ -34,7 +34,11 @@ class Exchange(Protocol):
         ...
 
     def waiting(self, session: Session) -> dict[str, Tensor]:
-        """What of earlier exchanges waits beside the weights, by name; it is the caller's from now on."""
+        """What of earlier exchanges waits beside the weights, by name: a copy."""
+        ...
+
+    def forget(self, session: Session) -> None:
+        """Nothing waits any more."""
         ...
 
 
@@ -66,6 +70,9 @@ class Ahead:
 
     def waiting(self, session: Session) -> dict[str, Tensor]:
         return {}
+
+    def forget(self, session: Session) -> None:
+        pass
 
 
 class Reset:
@@ -103,6 +110,8 @@ class Reset:
 
     def waiting(self, session: Session) -> dict[str, Tensor]:
         kept = {name: kept.residual for name, kept in session.sync.kept().items()}
+        return {name: dct.inverse(each) for name, each in kept.items()} if self.coefficients else kept
+
+    def forget(self, session: Session) -> None:
         for group in session.sync.groups:
             group.buffer.values.zero_()
-        return {name: dct.inverse(each) for name, each in kept.items()} if self.coefficients else kept

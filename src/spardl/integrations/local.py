@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from spardl.collectives.program import AllReduce, Team
+from spardl.collectives.stretches import gather_bytes
 from spardl.config import SyncConfig
-from spardl.errors import StateError
-from spardl.integrations import ranks
+from spardl.errors import ConfigError, PeerError, StateError
+from spardl.integrations import newcomers, ranks
 from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
 from spardl.integrations.handle import SyncHandle, check_saver
@@ -41,11 +42,12 @@ from spardl.integrations.replica import Replica
 from spardl.integrations.throttle import Throttle
 from spardl.kernels import for_device
 from spardl.metrics import SyncStats
+from spardl.sync.community import Company, company_of, go_on, join, together
 from spardl.sync.landing import Landing
 from spardl.sync.plan import plan_model
-from spardl.sync.session import Session, compare_replicas
-from spardl.sync.state import gather_bytes
+from spardl.sync.session import Session, compare_replicas, shared_settings
 from spardl.transport.base import run
+from spardl.transport.invitation import Invitation
 from spardl.transport.torchdist import Group
 from spardl.update import LocalUpdates
 
@@ -70,6 +72,7 @@ class LocalSync(SyncHandle):
         rule: when, and what becomes of weights.
         scaler: the GradScaler in use.
         process_group: the ranks that take part; of a model in parts, those that hold the same part.
+        invitation: to a run that goes on: this rank joins it, and begins at its shared weights.
     """
 
     def __init__(
@@ -81,27 +84,40 @@ class LocalSync(SyncHandle):
         *,
         scaler: torch.amp.GradScaler | None = None,
         process_group: Group = None,
+        invitation: Invitation | None = None,
     ) -> None:
         self.rule = rule
+        self._goes_on = rule.on_loss == "continue"
         self._throttle = Throttle(*rule.density_limits) if rule.adaptive else None
         self._model, self._optimizers = model, list(optimizers)
         self._passing = PassingDDP.of(model)
         gather_anew(model)
         parameters = stepped_parameters(model, optimizers)
         members = parts_as_members(dict(reversed(parameters.items())))
+        if invitation is not None and not self._goes_on:
+            raise ConfigError('an invitation is to a run with on_loss="continue"; give that here too.')
+        if invitation is not None and next(iter(parameters.values())).device.type != "cpu":
+            raise ConfigError("newcomers join runs on CPUs; move the model there first.")
+        if self._goes_on and mesh_of(parameters, process_group) is not None:
+            raise ConfigError('on_loss="continue" is for whole models: of one in parts, a lost rank takes its part.')
         exchange: Exchange = EXCHANGES[rule.apply](rule)
         self._exchange = exchange
-        self.session = Session.open(
-            members,
-            config,
-            process_group=process_group,
-            parts=mesh_of(parameters, process_group),
-            device=next(iter(parameters.values())).device,
-            facts={"parameters": facts_of(parameters), "update": str(rule)},
-            of_weights=exchange.of_weights,
-        )
+        self.facts = {**shared_settings(config), "parameters": facts_of(parameters), "update": str(rule)}
+        if invitation is None:
+            self.session = Session.open(
+                members,
+                config,
+                process_group=process_group,
+                parts=mesh_of(parameters, process_group),
+                device=next(iter(parameters.values())).device,
+                facts=self.facts,
+                of_weights=exchange.of_weights,
+                lasts=self._goes_on,
+            )
+            ranks.begin_alike(model, self.session.transport)
+        else:
+            self.session = join(members, config, invitation, of_weights=exchange.of_weights)
         transport = self.session.transport
-        ranks.begin_alike(model, transport)
         self._replicas = {each.name: Replica(parameters[each.name]) for each in members}
         rate = outer_rate(rule, config, transport.workers, self._optimizers)
         self._outer = Outer(rule, rate, for_device(torch.device(transport.device)), self._optimizers)
@@ -126,6 +142,13 @@ class LocalSync(SyncHandle):
             rate,
             "; DDP's own all-reduce is off" if self._passing is not None else "",
         )
+        if invitation is not None:
+            try:
+                if newcomers.take_over(self):
+                    self._offer()
+            except BaseException:
+                self.session.end()
+                raise
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -141,23 +164,22 @@ class LocalSync(SyncHandle):
         due = self._steps % self.rule.every == 0
         if self._offered is not None and (due or self._steps >= self._offered + self.rule.delay):
             self._land()
+            _let_in(self, due=due)
         if due:
             self._offer()
             if not self.rule.delay:
                 self._land()
+                _let_in(self, due=False)
 
     def _offer(self) -> None:
         if self.before_exchange is not None:
             self.before_exchange()
-        with torch.no_grad():
-            self._opened = time.perf_counter()
-            throttle = self._throttle
-            self.session.begin(instead=torch.nan, density=None if throttle is None else throttle.density)
-            compare_replicas(self.session, {name: each.shared for name, each in self._replicas.items()})
-            self._exchange.offer(self.session, self._replicas, float(self.rule.residual_decay))
-            self._offered, self._future = self._steps, self.session.close()
-            if throttle is not None and throttle.is_due:
-                self.session.worker.run(lambda: throttle.adjust(self.session.transport, self.session.fellows))
+        while self._future is None:
+            try:
+                _submit(self)
+            except PeerError:  # somebody was lost when the last exchange was over
+                _go_on_without(self, lambda counted: _collect_late(self, counted))
+        self._offered = self._steps
 
     def _land(self) -> None:
         """Wait for the exchange under way, if there is one, and apply what it has brought."""
@@ -168,22 +190,15 @@ class LocalSync(SyncHandle):
 
     def _fetch(self) -> None:
         """Wait for the exchange under way, and have its landings ready; they change no weight yet."""
-        if self._future is None:
-            return
-        started = time.perf_counter()
-        counted = self._future.result()
-        self.seconds_exposed += time.perf_counter() - started
-        self._future = None
-        if self._throttle is not None:
-            self.session.wait()  # for an adjustment, which all ranks make after the same exchange
-            self._throttle.observe(took=self.session.events[-1].seconds, had=started - self._opened)
-        self._refusals.note(counted, self._who)
-        if counted:
-            self._exchange.collect(self.session)
-
-    def _who(self) -> str:
-        bad = [n for n, each in self._replicas.items() if not bool(torch.isfinite(part_of(each.parameter)).all())]
-        return f"this rank's weights {bad[0]!r} are" if bad else "some rank's weights were"
+        while self._future is not None:
+            started = time.perf_counter()
+            try:
+                _collect(self, self._future.result(), started)
+            except PeerError:
+                self._future = None
+                if not _go_on_without(self, lambda counted: _collect_late(self, counted)):
+                    _resubmit(self)
+            self.seconds_exposed += time.perf_counter() - started
 
     # --- shared weights -------------------------------------------------------------------------------------------
 
@@ -221,26 +236,20 @@ class LocalSync(SyncHandle):
         """
         self._check_own()
         self._land()
-        session, transport = self.session, self.session.transport
-        session.wait()
-        with torch.no_grad():
-            left = self._exchange.waiting(session)
-            for name, replica in self._replicas.items():
-                own = replica.own()
-                difference = replica.shared - own
-                if name in left:
-                    difference += left[name]
-                transport.perform(AllReduce(difference, name="all that is left"))
-                replica.shared -= difference / transport.workers
-                own.copy_(replica.shared)
-                replica.show()
-            for buffer in ranks.float_buffers(self._model):
-                ranks.average(part_of(buffer), transport)
-                if session.fellows is not None and not is_sharded(buffer):
-                    session.fellows.average(buffer)
+        done = False
+        while not done:
+            try:
+                done = together(self.session, lambda: _prepare_flush(self))
+            except PeerError:
+                done = _go_on_without(self, lambda _: None)
         gather_anew(self._model)
 
     # --- the rest of its life -------------------------------------------------------------------------------------
+
+    @property
+    def company(self) -> Company:
+        """The ranks that take part now, and the invitation with which others join them."""
+        return company_of(self.session)
 
     def stats(self) -> SyncStats:
         stats = super().stats()
@@ -357,6 +366,118 @@ class LocalSync(SyncHandle):
         with torch.no_grad():
             for replica in self._replicas.values():
                 replica.begin()
+
+
+# --- one exchange -----------------------------------------------------------------------------------------------------
+
+
+def _submit(sync: LocalSync, *, again: bool = False) -> None:
+    """Begin an exchange of what weights are now; `again` if one came to nothing."""
+    session, throttle = sync.session, sync._throttle
+    with torch.no_grad():
+        sync._opened = time.perf_counter()
+        session.begin(instead=torch.nan, density=None if throttle is None else throttle.density)
+        compare_replicas(session, {name: each.shared for name, each in sync._replicas.items()})
+        decay = 1.0 if again else float(sync.rule.residual_decay)
+        sync._exchange.offer(session, sync._replicas, decay)
+        sync._future = session.close()
+        if throttle is not None and throttle.is_due:
+            session.worker.run(lambda: throttle.adjust(session.transport, session.fellows))
+
+
+def _collect(sync: LocalSync, counted: bool, started: float) -> None:
+    """An exchange is over, for which training has waited since `started`."""
+    sync._future = None
+    if sync._throttle is not None:
+        sync.session.wait()  # for an adjustment, which all ranks make after the same exchange
+        sync._throttle.observe(took=sync.session.events[-1].seconds, had=started - sync._opened)
+    sync._refusals.note(counted, lambda: _who(sync))
+    if counted:
+        sync._exchange.collect(sync.session)
+
+
+def _collect_late(sync: LocalSync, counted: bool) -> None:
+    """An exchange counts, as it has turned out."""
+    _collect(sync, counted, time.perf_counter())
+
+
+def _resubmit(sync: LocalSync) -> None:
+    """Make an exchange again that came to nothing."""
+    while sync._future is None:
+        try:
+            _submit(sync, again=True)
+        except PeerError:
+            _go_on_without(sync, lambda counted: _collect_late(sync, counted))
+
+
+def _who(sync: LocalSync) -> str:
+    bad = [n for n, each in sync._replicas.items() if not bool(torch.isfinite(part_of(each.parameter)).all())]
+    return f"this rank's weights {bad[0]!r} are" if bad else "some rank's weights were"
+
+
+# --- when ranks leave or come -----------------------------------------------------------------------------------------
+
+
+def _go_on_without(sync: LocalSync, settle: Callable[[bool], None]) -> bool:
+    """Go on with those that are left, if the rule says so; whether what was under way counts nevertheless.
+
+    Called while the `PeerError` that says who was lost is handled.
+    """
+    if not sync._goes_on:
+        raise
+    counts = go_on(sync.session, settle)
+    _form_anew(sync)
+    return counts
+
+
+def _let_in(sync: LocalSync, *, due: bool) -> None:
+    """If somebody has knocked, which all ranks know at the same time, let it in. `due`: an exchange begins next."""
+    if sync.session.worker.heard:
+        came = newcomers.let_in(sync.session)
+        _form_anew(sync)
+        newcomers.hand_over(sync, came, due=due)
+
+
+def _form_anew(sync: LocalSync) -> None:
+    """Have what depends on the number of workers follow it."""
+    sync._outer.rate = outer_rate(sync.rule, sync.config, sync.session.transport.workers, sync._optimizers)
+    if sync._throttle is not None:
+        sync._throttle.begin()
+
+
+# --- all that is left -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _prepare_flush(sync: LocalSync) -> Callable[[], bool]:
+    """Sum up what all ranks hold; what is returned applies it."""
+    session, transport = sync.session, sync.session.transport
+    left = sync._exchange.waiting(session)
+    differences: dict[str, Tensor] = {}
+    for name, replica in sync._replicas.items():
+        difference = replica.shared - replica.own()
+        if name in left:
+            difference += left[name]
+        transport.perform(AllReduce(difference, name="all that is left"))
+        differences[name] = difference.div_(transport.workers)
+    buffers = [(buffer, part_of(buffer).clone()) for buffer in ranks.float_buffers(sync._model)]
+    for buffer, values in buffers:
+        ranks.average(values, transport)
+        if session.fellows is not None and not is_sharded(buffer):
+            session.fellows.average(values)
+    return lambda: _flush(sync, differences, buffers)
+
+
+@torch.no_grad()
+def _flush(sync: LocalSync, differences: Mapping[str, Tensor], buffers: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    sync._exchange.forget(sync.session)
+    for name, replica in sync._replicas.items():
+        replica.shared -= differences[name]
+        replica.own().copy_(replica.shared)
+        replica.show()
+    for buffer, values in buffers:
+        part_of(buffer).copy_(values)
+    return True
 
 
 def outer_rate(rule: LocalUpdates, config: SyncConfig, workers: int, optimizers: Sequence[Optimizer]) -> float:

@@ -21,7 +21,11 @@ class Throttle:
 
     def __init__(self, floor: float, ceiling: float) -> None:
         self.floor, self.ceiling = floor, ceiling
-        self.density = math.sqrt(floor * ceiling)
+        self.begin()
+
+    def begin(self) -> None:
+        """Know nothing, as at the start: where ranks may know different things."""
+        self.density = math.sqrt(self.floor * self.ceiling)
         self._ratios: list[float] = []  # time there was, over time it took
 
     def observe(self, *, took: float, had: float) -> None:

@@ -127,6 +127,8 @@ def _load(path: str | Path) -> dict[str, Any]:
         found = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
         raise ConfigError(f"the plan {path} is damaged: {error}; {HINT}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"the plan {path} is damaged: it is nested too deeply; {HINT}.") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no plan; {HINT}.")
     return found

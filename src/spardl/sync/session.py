@@ -26,7 +26,7 @@ from spardl.kernels.cpu.crew import Crew
 from spardl.machine import cores_per_rank
 from spardl.memory.algebra import norm_of
 from spardl.memory.velocity import Momentum
-from spardl.metrics import Span, StepEvent, SyncStats
+from spardl.metrics import Change, Span, StepEvent, SyncStats
 from spardl.sync import replicas
 from spardl.sync import state as states
 from spardl.sync.fellows import Fellows
@@ -37,7 +37,7 @@ from spardl.sync.step import Part, Terms
 from spardl.sync.synchronizer import Synchronizer
 from spardl.sync.worker import Worker
 from spardl.transport.base import Transport, run
-from spardl.transport.choice import transport_named
+from spardl.transport.choice import own_transport, transport_named
 from spardl.transport.torchdist import Group as ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,8 @@ class Session:
             as it has been exchanged, for callers that need its result at once; each then counts steps of its own.
         crew: the threads that add gradients up.
         fellows: the ranks that hold the other parts of the model, if it lies in parts; they belong to the session.
+        lasts: whether those that are left may go on when ranks are lost (`community.py`), over a transport that can be
+            formed anew. Each step then takes ceil(log2 P) short rounds more.
     """
 
     def __init__(
@@ -92,8 +94,11 @@ class Session:
         commit: Literal["step", "group"] = "step",
         crew: Crew | None = None,
         fellows: Fellows | None = None,
+        lasts: bool = False,
     ) -> None:
         self.transport = transport
+        transport.checks = config.paranoid > 0
+        self.changes: list[Change] = []
         self.fellows = fellows
         self.config = config
         self.commit = commit
@@ -110,9 +115,9 @@ class Session:
             crew=crew,
         )
         lanes = Lanes(threads=device.type == "cpu" and commit == "step", ahead=overlap)
-        self.worker = Worker(self.sync, transport, lanes, fellows)
+        self.worker = Worker(self.sync, transport, lanes, fellows, votes=lasts)
         self._step: _Step | None = None
-        self._compared = False  # whether ranks know that they are at the same step
+        self.compared = False  # whether ranks know that they are at the same step
         self.regroup(plans)
 
     @classmethod
@@ -130,6 +135,7 @@ class Session:
         commit: Literal["step", "group"] = "step",
         subject: str = "configuration or model",
         parts: ProcessGroup = None,
+        lasts: bool = False,
     ) -> "Session":
         """Connect the ranks of a group, make sure that they agree, and arrange the members. Collective.
 
@@ -139,7 +145,7 @@ class Session:
             process_group: the ranks that take part; default: all.
             device: where the tensors are.
             facts: what all ranks must have in common beside the settings; default: the members.
-            momentum, of_weights, overlap, commit: as for the constructor.
+            momentum, of_weights, overlap, commit, lasts: as for the constructor.
             subject: what the ranks are said to differ in.
             parts: the ranks that hold the other parts of what the members are a part of; default: nobody.
 
@@ -148,15 +154,18 @@ class Session:
             ConfigMismatch: two ranks differ; both and what they differ in are named.
             PeerError: a rank did not come.
         """
-        transport = transport_named(config.transport, process_group, timeout=config.timeout, device=device)
+        make = own_transport if lasts else transport_named
+        how_to_connect: dict[str, Any] = {"timeout": config.timeout, "device": device, "encrypt": config.encrypt}
+        transport: Transport = make(config.transport, process_group, **how_to_connect)
         config.check_for(transport.workers)
         given = facts or {"members": [[each.name, each.elements] for each in members]}
-        check_agreement({**config.to_dict(), **given}, transport.gather_texts, subject)
+        check_agreement({**shared_settings(config), **given}, transport.gather_texts, subject)
         # One group begins when backward is over and its cores are free; several must leave them to it.
         alone = torch.device(device).type == "cpu" and not overlap
         crew = Crew.for_cores(cores_per_rank(transport.gather_texts)) if alone else None
         plans = plan_model(config, members, transport.workers) if members else []
         how: dict[str, Any] = {"momentum": momentum, "of_weights": of_weights, "overlap": overlap, "commit": commit}
+        how["lasts"] = lasts
         fellows = None if parts is None else Fellows(parts, timeout=config.timeout, device=device)
         return cls(transport, config, plans, crew=crew, fellows=fellows, **how)
 
@@ -203,8 +212,8 @@ class Session:
         how: dict[str, Any] = {"diagnose": diagnose, "skips": skips, "lazily": self.worker.is_lazy}
         terms = Terms(number, density=density, scale=scale, **how)
         self._step = _Step(terms, instead, self.transport.traffic.bytes_sent)
-        if not self._compared:
-            self._compared = True
+        if not self.compared:
+            self.compared = True
             where = {"steps so far": number, "groups": [plan.names for plan in self.plan]}
             where["densities"] = [plan.density.settled for plan in self.plan]
             self.worker.run(lambda: check_agreement(where, self.transport.gather_texts, "where they are"))
@@ -287,24 +296,7 @@ class Session:
             )
         if first is not None:
             first()
-        before = sum(group.stats.entries for group in groups)
-        fine = self.worker.finish(step.instead)
-        event = StepEvent(
-            step=step.terms.step,
-            seconds=time.perf_counter() - step.opened,
-            counted=fine,
-            groups=step.started,
-            elements=sum(part.gradient.numel() for part in step.parts.values()),
-            entries=sum(group.stats.entries for group in groups) - before,
-            bytes_sent=self.transport.traffic.bytes_sent - step.bytes_before,
-            spans=spans_of(groups, step.opened) if self.observers else (),
-        )
-        self.events.append(event)
-        for observer in list(self.observers):
-            observer(event)
-        if after is not None:
-            after(fine)
-        return fine
+        return self.worker.together(lambda: conclude(self, step, after))
 
     def wait(self) -> None:
         """Return when nothing is under way."""
@@ -324,7 +316,9 @@ class Session:
     def stats(self) -> SyncStats:
         """Per group and in total: entries, bytes, bits per entry, density; seconds by what they were spent on."""
         self.wait()
-        return self.sync.stats()
+        stats = self.sync.stats()
+        stats.changes = list(self.changes)
+        return stats
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals, velocities and controllers of *this rank*: each rank saves its own."""
@@ -348,7 +342,7 @@ class Session:
         """
         self.wait()
         states.load(self.sync, self.config, state, regroup=regroup)
-        self._compared = False
+        self.compared = False
 
     def end(self, *, keep_transport: bool = False) -> None:
         """Give back threads and connections. Residuals can still be saved.
@@ -361,6 +355,34 @@ class Session:
             self.fellows.leave()
         if not keep_transport:
             self.transport.close()
+
+
+def shared_settings(config: SyncConfig) -> dict[str, Any]:
+    """What all ranks must have in common. A key may lie elsewhere on each; that it is the same, they have proved."""
+    return {**config.to_dict(), "encrypt": config.encrypt is not None}
+
+
+def conclude(session: Session, step: _Step, after: Callable[[bool], None] | None) -> bool:
+    """Commit a step of which all groups have been exchanged, or roll it back, and tell observers; whether it counts."""
+    groups = session.sync.groups
+    before = sum(group.stats.entries for group in groups)
+    fine = session.worker.finish(step.instead)
+    event = StepEvent(
+        step=step.terms.step,
+        seconds=time.perf_counter() - step.opened,
+        counted=fine,
+        groups=step.started,
+        elements=sum(part.gradient.numel() for part in step.parts.values()),
+        entries=sum(group.stats.entries for group in groups) - before,
+        bytes_sent=session.transport.traffic.bytes_sent - step.bytes_before,
+        spans=spans_of(groups, step.opened) if session.observers else (),
+    )
+    session.events.append(event)
+    for observer in list(session.observers):
+        observer(event)
+    if after is not None:
+        after(fine)
+    return fine
 
 
 def start_groups(session: Session, step: _Step) -> None:

@@ -11,20 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.choices import is_count, is_number
-from spardl.collectives.bruck import bruck
-from spardl.collectives.numbers import all_gather_numbers
 from spardl.collectives.program import Program, Team
+from spardl.collectives.stretches import gather_bytes
 from spardl.config import SyncConfig
-from spardl.errors import ProtocolError, StateError
-from spardl.sparse import Array
+from spardl.errors import StateError
 from spardl.sync.plan import GroupPlan, arranged
 from spardl.sync.synchronizer import Kept, Synchronizer
-
-Bytes = NDArray[np.uint8]
 
 VERSION = 2
 TENSORS = ("residuals", "velocities")
@@ -65,31 +60,6 @@ def gathered(sync: Synchronizer) -> Program[dict[str, Any]]:
             for state, received in zip(whole, everyone, strict=True):
                 state[kind][name] = torch.from_numpy(received.copy().view(np.float32))
     return {"version": VERSION, "workers": sync.workers, "ranks": whole}
-
-
-def gather_bytes(team: Team, mine: Bytes) -> Program[list[Bytes]]:
-    """What every member has, of any length, in member order."""
-    sizes = yield from all_gather_numbers(team, [mine.size], "sizes of states")
-    return (yield from bruck(team, mine, _Stretches(sizes[:, 0].tolist()), "states"))
-
-
-class _Stretches:
-    """A parcel of `sizes[i]` bytes of member i."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self._sizes = sizes
-
-    def capacity(self, members: list[int]) -> int:
-        return sum(self._sizes[member] for member in members)
-
-    def pack(self, items: list[Bytes], members: list[int]) -> Bytes:
-        return np.concatenate(items)
-
-    def unpack(self, frame: Array, members: list[int], peer: int) -> list[Bytes]:
-        received = frame if isinstance(frame, np.ndarray) else frame.cpu().numpy()
-        if received.size != self.capacity(members):
-            raise ProtocolError(f"rank {peer} sent {received.size} bytes of states instead of their size.", peer=peer)
-        return np.split(received, np.cumsum([self._sizes[member] for member in members])[:-1])
 
 
 def load(sync: Synchronizer, config: SyncConfig, state: object, *, regroup: bool) -> None:

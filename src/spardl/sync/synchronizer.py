@@ -69,8 +69,13 @@ class Synchronizer:
         """How groups are synchronised now, in their order."""
         return [group.plan for group in self.groups]
 
-    def regroup(self, plans: Iterable[GroupPlan]) -> None:
-        """Arrange members like this from the next step on. Controllers of groups that change start anew."""
+    def regroup(self, plans: Iterable[GroupPlan], *, place: tuple[int, int] | None = None) -> None:
+        """Arrange members like this from the next step on. Controllers of groups that change start anew.
+
+        `place` is this rank's and how many there are, where that has changed.
+        """
+        if place is not None:
+            (self.rank, self.workers), self._common = place, {}
         for group in list(self.groups):
             self._dissolve(group)
         self.groups = [self._form(plan) for plan in plans]

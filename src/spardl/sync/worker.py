@@ -6,13 +6,14 @@ The protocol of a step is in `step.py`; here it gets a transport, a thread and a
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from spardl.collectives.program import AllReduce, Program
+from spardl.collectives.numbers import all_gather_numbers
+from spardl.collectives.program import AllReduce, Program, Team
 from spardl.sync import step as steps
 from spardl.sync.fellows import Fellows
 from spardl.sync.group import Group
@@ -20,6 +21,7 @@ from spardl.sync.lanes import Lanes
 from spardl.sync.step import Outcome, Part, Terms
 from spardl.sync.synchronizer import Synchronizer
 from spardl.transport.base import Transport, run
+from spardl.transport.direct import DirectTransport
 
 Result = TypeVar("Result")
 
@@ -28,10 +30,25 @@ class Worker:
     """Jobs run one after the other. After a failure nothing else runs; the step that failed has been rolled back.
 
     `fellows` are the ranks with the other parts of the model, if there are others: a step counts on all or on none.
+    `votes`: ranks wait for each other before they conclude anything, so that it is concluded on all that are left or on
+    none of them when ranks are lost. `concluded` counts what was. `heard`: somebody wants to join, which all ranks know
+    after the same step.
     """
 
-    def __init__(self, sync: Synchronizer, transport: Transport, lanes: Lanes, fellows: Fellows | None = None) -> None:
+    def __init__(
+        self,
+        sync: Synchronizer,
+        transport: Transport,
+        lanes: Lanes,
+        fellows: Fellows | None = None,
+        *,
+        votes: bool = False,
+    ) -> None:
         self.failure: BaseException | None = None
+        self.concluded = 0
+        self.heard = False
+        self.votes = votes
+        self._undecided: Callable[[], Any] | None = None  # what waits for all ranks to be ready for it
         self._sync = sync
         self._transport = transport
         self._lanes = lanes
@@ -68,10 +85,51 @@ class Worker:
         except BaseException as error:
             self.failure = error
             self._lanes.stop_preparing()  # nothing must be added to what is rolled back
-            self._sync.abandon()
+            if self._undecided is None:
+                self._sync.abandon()
             if self._fellows is not None:
                 self._fellows.leave()
             raise
+
+    def together(self, conclude: Callable[[], Result]) -> Result:
+        """Do what cannot be undone, once all ranks have come to it. To be called in a job.
+
+        Where ranks vote, that takes ceil(log2 P) rounds more. Whoever has concluded knows that all were ready; so if a
+        rank is lost, those that are left conclude it too if any of them has, and else nobody does (`go_on`).
+        """
+        if self.votes:
+            self._undecided = conclude
+            team = Team(tuple(range(self._transport.workers)), self._transport.rank)
+            knocks = isinstance(self._transport, DirectTransport) and bool(self._transport.watch.knocks)
+            said = run(all_gather_numbers(team, [knocks], "agreement to conclude"), self._transport)
+            self.heard = bool(said.any())
+            self._undecided = None
+        result = conclude()
+        self.concluded += 1
+        return result
+
+    def go_on(self, transport: Transport, concluded: int) -> Any:
+        """Work over this transport from now on, after a failure. So many steps count on all ranks.
+
+        Returns:
+            What the step that all were ready for came to, if it counts; None if there was none, or it does not.
+        """
+        conclude, self._undecided = self._undecided, None
+        result = None
+        most = self.concluded + (conclude is not None)
+        assert self.concluded <= concluded <= most, "a step counts of which this rank knows nothing"
+        if concluded > self.concluded and conclude is not None:
+            result = conclude()
+            self.concluded += 1
+        else:
+            self._sync.abandon()
+        self._transport, self.failure, self.heard = transport, None, False
+        return result
+
+    def abandon(self) -> None:
+        """Roll back what all were ready for: nobody is left to agree with."""
+        self._undecided = None
+        self._sync.abandon()
 
     def start(self, group: Group, parts: Sequence[Part], terms: Terms) -> None:
         """Accumulate and exchange one group; where there is a thread for it, accumulate while others travel.

@@ -40,7 +40,7 @@ from spardl.update import GRADIENTS, LocalUpdates
 
 State = dict[str, Any]
 
-UNMOVED = ("timeout", "paranoid")  # settings that change no weight
+UNMOVED = ("timeout", "paranoid", "encrypt")  # settings that change no weight
 
 # Below LOW_DENSITY a run starts at WARMUP_START and comes down over these epochs or this share of it, if that is less.
 LOW_DENSITY = 0.005
@@ -116,6 +116,12 @@ class Run:
             assert isinstance(self.model, DistributedDataParallel)
             return Rival(self.rival, self.model, self.workers)
         if self.rule is not None:
+            if self.rule.on_loss == "continue":
+                raise ConfigError(
+                    'on_loss="continue" is for scripts of your own: the recipes save and test with all ranks of'
+                    " a process group, which ends with its first member. Let a launcher restart the run instead"
+                    " (torchrun --max-restarts, with --resume auto)."
+                )
             return attach(self.model, optimizer=self.optimizer, update=self.rule, config=self.config)
         self.config = with_warmup(self.config, self.settings.epochs, self.steps_per_epoch)
         if before and self.settings.clip is not None:

@@ -8,11 +8,11 @@ import struct
 _SIOCGIFADDR = 0x8915
 
 
-def routed_address() -> str:
-    """The address that peers see, found by asking for a route to the master; no packet is sent."""
+def routed_address(goal: str | None = None) -> str:
+    """The address that peers see, found by asking for a route to one, or to the master; no packet is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))
+            probe.connect((goal or os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()

@@ -17,6 +17,7 @@ class Transport(Protocol):
     rank, workers  as the group it was made from numbers and counts its ranks
     device         where the frames that it hands to programs are
     traffic        what it has moved so far
+    checks         whether messages of rounds carry checksums; the same on all ranks, and set between rounds
 
     Every wait has a deadline: a peer that is gone or silent is a `PeerError` that names it. What a peer sends that the
     operation does not expect is a `ProtocolError`, where the transport can see that.
@@ -26,6 +27,7 @@ class Transport(Protocol):
     workers: int
     device: torch.device
     traffic: Traffic
+    checks: bool
 
     def perform(self, operation: Operation) -> Any:
         """Do what a program asked for, and return what it is to be sent: the frames of a round in the order of its

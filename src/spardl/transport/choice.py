@@ -11,15 +11,23 @@ from spardl.config import TRANSPORTS
 from spardl.errors import ConfigError, SparDLWarning
 from spardl.transport.base import Transport
 from spardl.transport.direct import DirectTransport, Unreachable
+from spardl.transport.direct.secure import Key
 from spardl.transport.mpi import MPITransport, load_mpi
 from spardl.transport.torchdist import Group, TorchTransport, member_ranks
 
 Device = torch.device | str
 
 
-def transport_named(name: str, group: Group, *, timeout: float, device: Device) -> Transport:
-    """A transport between the ranks of `group`, numbered as there. Collective, as making any of them is."""
+def transport_named(
+    name: str, group: Group, *, timeout: float, device: Device, encrypt: str | None = None
+) -> Transport:
+    """A transport between the ranks of `group`, numbered as there. Collective, as making any of them is.
+
+    `encrypt` is a file with the key and certificate that all ranks have: everything is encrypted then, or refused.
+    """
     check_choice("transport", name, TRANSPORTS)
+    if encrypt is not None:
+        return own_transport(name, group, timeout=timeout, device=device, encrypt=encrypt)
     return _MAKERS[name](group, timeout, device)
 
 
@@ -39,6 +47,26 @@ def best_transport(group: Group = None, *, timeout: float, device: Device = "cpu
             stacklevel=2,
         )
         return inner
+
+
+def own_transport(
+    name: str, group: Group, *, timeout: float, device: Device, encrypt: str | None = None
+) -> DirectTransport:
+    """A transport that does everything over connections of our own: they can be encrypted, and those who are left can
+    form it anew when ranks are lost. Collective.
+
+    Raises:
+        ConfigError: there is none between these ranks, or `encrypt` names no key.
+    """
+    if name != "auto" or torch.device(device).type != "cpu":
+        raise ConfigError(
+            f'encrypt=... and on_loss="continue" need connections of our own between CPUs, not {name} on {device}.'
+        )
+    key = None if encrypt is None else Key(encrypt)
+    try:
+        return DirectTransport(group, timeout=timeout, device=device, alone=True, key=key)
+    except Unreachable as error:
+        raise ConfigError(f"ranks must be able to connect to each other here: {error}") from error
 
 
 def _best(group: Group, timeout: float, device: Device) -> Transport:

@@ -26,6 +26,15 @@ class DelayedTransport:
         self._inner = inner
         self._latency = latency
 
+    @property
+    def checks(self) -> bool:
+        """Whether messages carry checksums."""
+        return self._inner.checks
+
+    @checks.setter
+    def checks(self, whether: bool) -> None:
+        self._inner.checks = whether
+
     def perform(self, operation: Operation) -> Any:
         arrived = self._inner.perform(operation)
         started = time.perf_counter()

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spardl.collectives.program import AllReduce, Operation
+from spardl.collectives.program import AllReduce, Operation, Round
 from spardl.errors import ConfigError, PeerError, ProtocolError
 from spardl.extras import how_to_install
 from spardl.metrics import Traffic
-from spardl.transport import failures, texts
+from spardl.transport import checksums, failures, texts
 from spardl.transport.base import use_the_time
 from spardl.transport.sparse_sum import as_bytes, count_sparse, sum_in_order, sum_sparse
 
@@ -70,6 +70,7 @@ class MPITransport:
         self.workers = len(members)
         self.device = torch.device(device)
         self.traffic = Traffic()
+        self.checks = False
         self.addresses = [f"MPI rank {member}" for member in members]
         self._timeout = timeout
         self._closed = self._failed = False
@@ -87,6 +88,12 @@ class MPITransport:
         if isinstance(operation, AllReduce):
             self._all_reduce(operation, started)
             return None
+        return self._round(operation, started) if not self.checks else self._checked(operation, started)
+
+    def _checked(self, operation: Round, started: float) -> list[Tensor]:
+        return checksums.opened(operation, self._round(checksums.sealed(operation), started), self._who)
+
+    def _round(self, operation: Round, started: float) -> list[Tensor]:
         busy: list[float] = []
         sends = [(peer, torch.as_tensor(frame)) for peer, frame, _ in operation.send]
         frames = self._exchange(sends, operation.receive, operation.name, lambda: busy.append(use_the_time(operation)))

@@ -25,7 +25,7 @@ from spardl.errors import ConfigError, PeerError, ProtocolError
 from spardl.host import download, upload
 from spardl.metrics import Traffic
 from spardl.sparse import Array
-from spardl.transport import failures, texts
+from spardl.transport import checksums, failures, texts
 from spardl.transport.address import own_address, routed_address
 from spardl.transport.base import use_the_time
 from spardl.transport.inquiry import Verdict, inquire
@@ -57,6 +57,7 @@ class TorchTransport:
         ranks = member_ranks(group)
         self.device = torch.device(device)
         self.traffic = Traffic()
+        self.checks = False
         self._timeout = timedelta(seconds=timeout)
         if dist.get_rank() not in ranks:
             raise ConfigError(f"rank {dist.get_rank()} is not in the group {ranks} that it should synchronise with.")
@@ -139,6 +140,10 @@ class TorchTransport:
     def close(self) -> None:
         """Leave our groups. The one that this transport was made from stays."""
         self.watch.close()  # first: whoever finds our group ended and asks must not hear that we are still there
+        self.leave()
+
+    def leave(self) -> None:
+        """The same, but for the watch, which another transport goes on with."""
         # One that torch made for us it also keeps; with the default group all of them have ended.
         if isinstance(self._group, dist.ProcessGroup) and dist.is_initialized():
             dist.destroy_process_group(self._group)
@@ -151,6 +156,11 @@ class TorchTransport:
     # --- operations -----------------------------------------------------------------------------------------------
 
     def _round(self, operation: Round, started: float) -> list[Tensor]:
+        if not self.checks:
+            return self._plain_round(operation, started)
+        return checksums.opened(operation, self._plain_round(checksums.sealed(operation), started), self._who)
+
+    def _plain_round(self, operation: Round, started: float) -> list[Tensor]:
         sends = [(peer, self._payload(frame, capacity)) for peer, frame, capacity in operation.send]
         receives = [
             (peer, torch.empty(capacity, dtype=torch.uint8, device=self.device)) for peer, capacity in operation.receive

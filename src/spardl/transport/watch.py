@@ -10,6 +10,8 @@ and would blame it. `inquiry.py` makes sense of the answers.
 
     question  "SPDW", version (u32), who asks (u32), who is asked (u32), because of whom it leaves (i32; -1 if it does
               not), 32 random bytes; then HMAC-SHA256(secret, "question", all of that)          little-endian
+    knock     "SPDJ", version (u32), who is asked (u32), 256 bytes of JSON: where the newcomer listens, 32 random bytes;
+              then HMAC-SHA256(secret, "knock", all of that). It is answered like a question
     answer    length of a text (u32); the text, which is JSON; HMAC-SHA256(secret, "answer", the random bytes, the text)
 """
 
@@ -28,8 +30,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -45,6 +47,12 @@ LONGEST_ANSWER = 1 << 16
 
 _MAGIC = b"SPDW"
 _QUESTION = struct.Struct("<4sIIIi32s")
+_KNOCK_MAGIC = b"SPDJ"
+_KNOCK = struct.Struct("<4sII256s32s")
+_NONCE = 32
+NOBODY = -1  # the number of a newcomer that has none yet
+KNOCKS = 64  # newcomers that a rank remembers
+KNOCK_S = 3.0  # for which: they knock again and again
 _LENGTH = struct.Struct("<I")
 _PROOF = 32
 _GONE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
@@ -63,29 +71,58 @@ class Silence(Enum):
 class Standing:
     """What a rank says of itself: for whom it has waited for how long, or because of whom it has left.
 
-    One that waits for nobody computes, or is somewhere else in its program.
+    One that waits for nobody computes, or is somewhere else in its program. `epoch` and `members` are those of the
+    community that it belongs to, and `ballot` is what it says while one is formed anew (`quorum.py`).
     """
 
     waits_for: tuple[int, ...] = ()
     seconds: float = 0.0
     blames: int | None = None
+    epoch: int = field(default=0, compare=False)
+    members: tuple[int, ...] = field(default=(), compare=False)
+    ballot: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 Answer = Standing | Silence
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Card:
+    """Where a rank, or a newcomer, can be reached: by questions, and by the connections of those that go on."""
+
+    watch: Place
+    mesh: Place
+
+    @classmethod
+    def of(cls, said: Any) -> "Card":
+        """What was said, if it can be understood. Raises `ValueError`, `TypeError` or `KeyError` if not."""
+        return cls(_place(said["watch"]), _place(said["mesh"]))
+
+
+def _place(said: Any) -> Place:
+    host, port = said
+    if not isinstance(host, str) or not is_count(port) or port > 0xFFFF:
+        raise ValueError("this is no place")
+    return host, port
 
 
 @dataclass
 class _Ear:
-    """What the thread needs. It must not keep the transport alive, which closes the watch when nobody uses it."""
+    """What the thread needs. It must not keep the transport alive, which closes the watch when nobody uses it.
 
-    rank: int
+    It knows ranks by the numbers that they had when they came, which stay when others leave.
+    """
+
+    number: int
     listener: socket.socket | None = None
     secret: bytes = b""
-    workers: int = 0
+    known: int = 0  # numbers that were given out
     standing: Callable[[], Standing | None] = lambda: None
     told: dict[int, int] = field(default_factory=dict)  # who has left because of whom, as they said
     gaps: "deque[tuple[float, float]]" = field(default_factory=lambda: deque(maxlen=64))  # end, seconds
     last: float | None = None  # None before it has begun
+    knocks: dict[Card, float] = field(default_factory=dict)  # newcomers, and when they were heard last
     closed: bool = False
 
 
@@ -94,6 +131,9 @@ class Watch:
 
     operation  what the transport does now, None between operations; `pending` says whom it still waits for
     since      when it began, by `time.monotonic`
+    members    of the present community, in rank order, by the numbers that they had when they came
+    epoch      how often that community was formed anew
+    ballot     what this rank says while one is formed anew
     """
 
     def __init__(self, rank: int) -> None:
@@ -101,6 +141,9 @@ class Watch:
         self.since = 0.0
         self.rank = rank
         self.left: int | None = None  # because of whom this rank has left
+        self.epoch = 0
+        self.members: tuple[int, ...] = ()
+        self.ballot: Mapping[str, Any] | None = None
         self._places: list[tuple[str, int]] = []
         self._ear = _Ear(rank)
         self._pending: Callable[[Any], Iterable[int]] = lambda operation: ()
@@ -116,10 +159,32 @@ class Watch:
         mine = {"host": host, "port": port, "secret": secrets.token_hex(32) if self.rank == 0 else ""}
         cards = gather_values(gather, mine)
         self._places = [(str(card["host"]), int(card["port"])) for card in cards]
-        ear.secret, ear.workers = bytes.fromhex(cards[0]["secret"]), len(cards)
+        self.members = tuple(range(len(cards)))
+        ear.secret, ear.known = bytes.fromhex(cards[0]["secret"]), len(cards)
         ear.last, ear.standing = time.monotonic(), _weakly(self)
         threading.Thread(target=_answer_all, args=(ear,), name="spardl-watch", daemon=True).start()
         self._forget_wrong_places()
+
+    def open_to(self, address: str, secret: bytes, places: Mapping[int, Place]) -> Place:
+        """Listen at this address as a newcomer, to whom members with these numbers can be reached there.
+
+        Returns where it listens.
+        """
+        ear = self._ear
+        ear.listener = _listen(address)
+        _open.add(self)
+        _mind_forks()
+        self._learn(places)
+        ear.secret, ear.last, ear.standing = secret, time.monotonic(), _weakly(self)
+        threading.Thread(target=_answer_all, args=(ear,), name="spardl-watch", daemon=True).start()
+        host, port = ear.listener.getsockname()[:2]
+        return host, port
+
+    def _learn(self, places: Mapping[int, Place]) -> None:
+        for number, place in places.items():
+            self._places += [("", 0)] * (number + 1 - len(self._places))
+            self._places[number] = place
+        self._ear.known = len(self._places)
 
     def _forget_wrong_places(self) -> None:
         """Ask everybody once. Who is there and cannot be reached now never can be, and must not count as dead later."""
@@ -131,7 +196,58 @@ class Watch:
     @property
     def size(self) -> int:
         """How many ranks watch over each other."""
+        return len(self.members)
+
+    @property
+    def number(self) -> int:
+        """Which rank this was when it came."""
+        return self._ear.number
+
+    @property
+    def secret(self) -> bytes:
+        """What only members know."""
+        return self._ear.secret
+
+    @property
+    def known(self) -> int:
+        """How many numbers were given out so far."""
         return len(self._places)
+
+    @property
+    def place(self) -> Place:
+        """Where this rank answers."""
+        return self._places[self.number]
+
+    @property
+    def places(self) -> dict[int, Place]:
+        """Where the members answer, by their numbers."""
+        return {number: self._places[number] for number in self.members}
+
+    @property
+    def knocks(self) -> list[Card]:
+        """Newcomers that have knocked here a moment ago."""
+        now = time.monotonic()
+        return [card for card, heard in list(self._ear.knocks.items()) if now - heard < KNOCK_S]
+
+    def strengthen(self, digest: bytes) -> None:
+        """Mix something into the secret that was not sent in clear, as it was itself. On all ranks."""
+        self._ear.secret = hmac.digest(digest, self._ear.secret, hashlib.sha256)
+
+    def expect(self, number: int, place: Place) -> None:
+        """Somebody with this number, which nobody has had, can be asked there."""
+        self._learn({number: place})
+
+    def number_as(self, number: int) -> None:
+        """This newcomer has been given a number."""
+        self._ear.number = number
+
+    def adopt(self, epoch: int, members: Sequence[int], places: Sequence[Place] = ()) -> None:
+        """These are the community from now on; what was said of ranks before is forgotten."""
+        self._learn(dict(zip(members, places, strict=False)))
+        self.epoch, self.members = epoch, tuple(members)
+        self.rank = self.members.index(self.number)
+        self.left = self.ballot = self.operation = None
+        self._ear.told, self._ear.knocks = {}, {}
 
     def close(self) -> None:
         """Answer no more."""
@@ -154,6 +270,13 @@ class Watch:
             return Standing(blames=self.left)
         return Standing(tuple(self._pending(operation)), time.monotonic() - since)
 
+    def _told_to_others(self) -> Standing:
+        """The same, with numbers that mean the same to all, and with where this rank belongs."""
+        here, members = self.standing(), self.members
+        waits = tuple(members[rank] for rank in here.waits_for if rank < len(members))
+        blames = None if here.blames is None else members[here.blames]
+        return Standing(waits, here.seconds, blames, self.epoch, members, self.ballot)
+
     def away(self, since: float) -> float:
         """For how many seconds this process did not run since then: it was stopped, or its machine slept."""
         ear, now = self._ear, time.monotonic()
@@ -162,29 +285,46 @@ class Watch:
 
     def told(self) -> dict[int, int]:
         """Which ranks have left, and because of whom, as they said."""
-        return dict(self._ear.told)
+        ranks = {number: rank for rank, number in enumerate(self.members)}
+        told = self._ear.told.items()
+        return {ranks[peer]: ranks[blamed] for peer, blamed in told if {peer, blamed} <= ranks.keys()}
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
     def ask(self, peers: Iterable[int]) -> dict[int, Answer]:
         """What these ranks say of themselves. Takes as long as the slowest, `ANSWER_S` at the most."""
-        return self._call(list(peers), -1, ANSWER_S)
+        members, ranks = self.members, {number: rank for rank, number in enumerate(self.members)}
+        wanted = {members[peer] if peer < len(members) else -1: peer for peer in peers}
+        answers = self.survey(wanted)
+        return {peer: _in_ranks(answers[number], ranks) for number, peer in wanted.items()}
+
+    def survey(self, numbers: Iterable[int]) -> dict[int, Answer]:
+        """The same, of ranks by the numbers that they had when they came; and so are all that they name."""
+        return self._call(list(numbers), -1, ANSWER_S)
 
     def tell(self, blamed: int, peers: Iterable[int]) -> None:
         """Let these ranks know that this one leaves because of the rank `blamed`."""
         self.left = blamed
-        self._call(list(peers), blamed, TELL_S)
+        if self.members:
+            self._call([self.members[peer] for peer in peers], self.members[blamed], TELL_S)
 
-    def _call(self, peers: list[int], blamed: int, patience: float) -> dict[int, Answer]:
+    def knock(self, numbers: Iterable[int], card: Card) -> dict[int, Answer]:
+        """Ask these members to be let in; what they say of themselves."""
+        return self._call(list(numbers), card, ANSWER_S)
+
+    def _call(self, peers: list[int], what: int | Card, patience: float) -> dict[int, Answer]:
+        """Say something to these: because of whom this rank leaves (-1: not at all), or where a newcomer listens."""
         answers: dict[int, Answer] = {}
         calls: dict[int, _Call] = {}
         poller = select.poll()
         for peer in peers:
-            host, port = self._places[peer] if peer < len(self._places) else ("", 0)
+            host, port = self._places[peer] if 0 <= peer < len(self._places) else ("", 0)
             if not port:
                 answers[peer] = Silence.UNKNOWN
                 continue
-            call = _Call(peer, host, port, _question(self._ear.secret, self.rank, peer, blamed))
+            secret = self._ear.secret
+            words = _knock(secret, peer, what) if isinstance(what, Card) else _question(secret, self.number, peer, what)
+            call = _Call(peer, host, port, words)
             if call.failed is not None:
                 answers[peer] = call.failed
                 continue
@@ -193,7 +333,7 @@ class Watch:
         deadline = time.monotonic() + patience
         while calls and (left := deadline - time.monotonic()) > 0:
             for fd, _ in poller.poll(1000 * left):
-                answer = calls[fd].go_on(poller, self._ear.secret, self._ear.workers)
+                answer = calls[fd].go_on(poller, self._ear.secret, self._ear.known)
                 if answer is not None:
                     poller.unregister(fd)
                     call = calls.pop(fd)
@@ -221,7 +361,7 @@ class _Call:
             self.line.close()
             self.failed = _silence(number)
 
-    def go_on(self, poller: Any, secret: bytes, workers: int) -> Answer | None:
+    def go_on(self, poller: Any, secret: bytes, known: int) -> Answer | None:
         """Say what there is to say, hear what there is to hear; the answer once it is there."""
         try:
             if not self.connected:
@@ -242,7 +382,7 @@ class _Call:
             return Silence.GONE
         if len(self._heard) > _LENGTH.size + LONGEST_ANSWER + _PROOF:
             return Silence.MUTE
-        return _understood(secret, self._question, bytes(self._heard), workers)
+        return _understood(secret, self._question, bytes(self._heard), known)
 
 
 def _silence(number: int | None) -> Silence:
@@ -254,7 +394,13 @@ def _question(secret: bytes, me: int, peer: int, blamed: int) -> bytes:
     return words + hmac.digest(secret, b"question" + words, hashlib.sha256)
 
 
-def _understood(secret: bytes, question: bytes, heard: bytes, workers: int) -> Answer | None:
+def _knock(secret: bytes, peer: int, card: Card) -> bytes:
+    text = json.dumps(asdict(card)).encode().ljust(256)
+    words = _KNOCK.pack(_KNOCK_MAGIC, VERSION, peer, text, secrets.token_bytes(_NONCE))
+    return words + hmac.digest(secret, b"knock" + words, hashlib.sha256)
+
+
+def _understood(secret: bytes, question: bytes, heard: bytes, known: int) -> Answer | None:
     """The answer in these bytes; None while it is not complete. Whoever cannot prove itself has not answered."""
     if len(heard) < _LENGTH.size:
         return None
@@ -266,23 +412,34 @@ def _understood(secret: bytes, question: bytes, heard: bytes, workers: int) -> A
         return None
     if not hmac.compare_digest(proof, hmac.digest(secret, b"answer" + _nonce(question) + text, hashlib.sha256)):
         return Silence.MUTE
-    return _standing(text, workers)
+    return _standing(text, known)
 
 
-def _standing(text: bytes, workers: int) -> Answer:
+def _standing(text: bytes, known: int) -> Answer:
     """A member has written this, but may be another version, or mistaken."""
     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         said = json.loads(text)
         waits, seconds, blames = said["waits_for"], said["seconds"], said["blames"]
-        ranks = [*waits, *([] if blames is None else [blames])]
-        if all(is_count(rank) and rank < workers for rank in ranks) and isinstance(seconds, float):
-            return Standing(tuple(waits), seconds, blames)
+        epoch, members, ballot = said.get("epoch", 0), said.get("members", []), said.get("ballot")
+        numbers = [*waits, *([] if blames is None else [blames])]
+        fits = all(is_count(number) and number < known for number in numbers) and isinstance(seconds, float)
+        belongs = is_count(epoch) and all(map(is_count, members)) and (ballot is None or isinstance(ballot, dict))
+        if fits and belongs:
+            return Standing(tuple(waits), seconds, blames, epoch, tuple(members), ballot)
     return Standing()
 
 
+def _in_ranks(answer: Answer, ranks: Mapping[int, int]) -> Answer:
+    """An answer with the ranks that members have now; who is none is not spoken of."""
+    if not isinstance(answer, Standing):
+        return answer
+    waits = tuple(ranks[number] for number in answer.waits_for if number in ranks)
+    return replace(answer, waits_for=waits, blames=ranks.get(answer.blames) if answer.blames is not None else None)
+
+
 def _nonce(question: bytes) -> bytes:
-    nonce: bytes = _QUESTION.unpack_from(question)[-1]
-    return nonce
+    """The random bytes, which stand before the proof."""
+    return question[-_NONCE - _PROOF : -_PROOF]
 
 
 # --- the thread ---------------------------------------------------------------------------------------------------
@@ -314,7 +471,7 @@ def _weakly(watch: Watch) -> Callable[[], Standing | None]:
 
     def standing() -> Standing | None:
         alive = reference()
-        return None if alive is None else alive.standing()
+        return None if alive is None else alive._told_to_others()
 
     return standing
 
@@ -373,10 +530,10 @@ def _accept(ear: _Ear, poller: Any, callers: dict[int, tuple[socket.socket, byte
 
 def _hear(ear: _Ear, line: socket.socket, heard: bytearray) -> bool:
     """Take in what a caller says, and answer once that is a question; whether to stay on the line."""
-    size = _QUESTION.size + _PROOF
     try:
-        said = line.recv(size - len(heard))
+        said = line.recv(_size_of(heard) - len(heard))
         heard += said
+        size = _size_of(heard)
         if said and len(heard) < size:
             return True
         if len(heard) == size:
@@ -390,21 +547,45 @@ def _hear(ear: _Ear, line: socket.socket, heard: bytearray) -> bool:
     return False
 
 
+def _size_of(heard: bytearray) -> int:
+    """How long what a caller says is to be, by its first bytes."""
+    return (_KNOCK if heard[:4] == _KNOCK_MAGIC else _QUESTION).size + _PROOF
+
+
 def _answer(ear: _Ear, question: bytes) -> bytes:
     """What a member is told; nothing for a stranger."""
-    words, proof = question[: _QUESTION.size], question[_QUESTION.size :]
-    if not hmac.compare_digest(proof, hmac.digest(ear.secret, b"question" + words, hashlib.sha256)):
+    words, proof, nonce = question[:-_PROOF], question[-_PROOF:], _nonce(question)
+    knocks = question[:4] == _KNOCK_MAGIC
+    role = b"knock" if knocks else b"question"
+    if not hmac.compare_digest(proof, hmac.digest(ear.secret, role + words, hashlib.sha256)):
         return b""
-    magic, version, caller, called, blamed, nonce = _QUESTION.unpack(words)
-    if magic != _MAGIC or version != VERSION or called != ear.rank or not 0 <= caller < ear.workers:
+    if not (_heard_knock(ear, words) if knocks else _heard_question(ear, words)):
         return b""
-    if 0 <= blamed < ear.workers:
-        ear.told.setdefault(caller, blamed)
     standing = ear.standing() or Standing()
-    text = json.dumps(
-        {"waits_for": list(standing.waits_for), "seconds": standing.seconds, "blames": standing.blames}
-    ).encode()
+    text = json.dumps(asdict(standing)).encode()
     return _LENGTH.pack(len(text)) + text + hmac.digest(ear.secret, b"answer" + nonce + text, hashlib.sha256)
+
+
+def _heard_question(ear: _Ear, words: bytes) -> bool:
+    magic, version, caller, called, blamed, _ = _QUESTION.unpack(words)
+    if magic != _MAGIC or version != VERSION or called != ear.number or not 0 <= caller < ear.known:
+        return False
+    if 0 <= blamed < ear.known:
+        ear.told.setdefault(caller, blamed)
+    return True
+
+
+def _heard_knock(ear: _Ear, words: bytes) -> bool:
+    _, version, called, text, _ = _KNOCK.unpack(words)
+    if version != VERSION or called != ear.number:
+        return False
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        ear.knocks.pop(card := Card.of(json.loads(text)), None)
+        ear.knocks[card] = time.monotonic()
+        while len(ear.knocks) > KNOCKS:
+            ear.knocks.pop(next(iter(ear.knocks)))
+        return True
+    return False
 
 
 @functools.cache

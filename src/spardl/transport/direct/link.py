@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from spardl.transport.direct import record
 from spardl.transport.direct.mesh import place_text
+from spardl.transport.direct.secure import SecureLine
 
 Bytes = NDArray[np.uint8]
 
@@ -68,7 +69,7 @@ class Link:
     blocks  prepared for the compiled exchange, which waits on it; all else asks not to wait
     """
 
-    def __init__(self, peer: int, line: socket.socket, timeout: float, *, blocks: bool) -> None:
+    def __init__(self, peer: int, line: "socket.socket | SecureLine", timeout: float, *, blocks: bool) -> None:
         if blocks:
             limit = struct.pack("@ll", *divmod(math.ceil(timeout * 1e6), 1_000_000))
             line.setblocking(True)
@@ -83,6 +84,7 @@ class Link:
         self.started = False  # the expected message has begun to arrive
         self.words = record.record(self.fd, timeout)
         self._line = line
+        self._holds = line.holds if isinstance(line, SecureLine) else None
         memory = self.words.data.cast("B")
         self._lead = memory[8 * record.OUT :][: _HEADER.size]
         self._head = memory[8 * record.IN :][: _HEADER.size]
@@ -135,6 +137,8 @@ class Link:
         self.expecting, self.started = True, heard > 0
         if not self._into:
             self._open()
+        if self._holds is not None and self._holds():
+            self.pull()  # nothing else would: the system has handed it over already
 
     def fill(self, payload: Bytes, heard: int) -> None:
         """Go on with a message whose header is complete, after `heard` bytes of its payload have arrived."""
@@ -153,6 +157,8 @@ class Link:
                 self.moved += got
                 self._into = self._into[got:]
                 if self._into:
+                    if self._holds is not None:
+                        continue
                     return
                 if self._payload is None:
                     self._open()
@@ -241,7 +247,7 @@ class Link:
         return Gone(f"closed the connection{midst}", self.peer)
 
 
-def _notice_dead_lines(line: socket.socket, timeout: float) -> None:
+def _notice_dead_lines(line: "socket.socket | SecureLine", timeout: float) -> None:
     """Let the system end a line on which nothing comes back for long, also while nobody uses it.
 
     Bytes that the peer has no room for count as unanswered too: hence three times the timeout, which rounds keep.

@@ -15,7 +15,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +49,7 @@ def connect_all(rank: int, address: str, gather: Gather, *, timeout: float) -> d
 
     Takes at most `SET_UP_S` or half the timeout, and two gathers.
     """
-    listener, card = _listen(rank, address)
+    listener, card = listen(rank, address)
     with listener:
         cards = gather_values(gather, card)
         _check(cards)
@@ -61,6 +61,23 @@ def connect_all(rank: int, address: str, gather: Gather, *, timeout: float) -> d
         for line in meeting.connected.values():
             line.close()
         raise
+    return meeting.connected
+
+
+def connect_members(
+    rank: int, listener: socket.socket, secret: bytes, places: Sequence[tuple[str, int]], *, timeout: float
+) -> dict[int, socket.socket]:
+    """The same between ranks that know each other's places, and a secret. Those that cannot connect say so alone.
+
+    Raises:
+        Unreachable: some rank did not connect to this one.
+    """
+    meeting = _Meeting(rank, secret, list(places))
+    failure, peer = meeting.hold(listener, min(SET_UP_S, timeout / 2))
+    if failure:
+        for line in meeting.connected.values():
+            line.close()
+        raise Unreachable(f"{failure}.", peer=peer)
     return meeting.connected
 
 
@@ -228,7 +245,7 @@ def _proof(secret: bytes, role: bytes, caller: int, called: int, nonce: bytes, a
     return hmac.digest(secret, facts, hashlib.sha256)
 
 
-def _listen(rank: int, address: str) -> tuple[socket.socket, dict[str, Any]]:
+def listen(rank: int, address: str) -> tuple[socket.socket, dict[str, Any]]:
     """A socket that listens, and what the others are to know of this rank: how to call it, or why they cannot."""
     card = {"version": VERSION, "secret": secrets.token_hex(_NONCE) if rank == 0 else "", "failure": ""}
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)

@@ -6,12 +6,16 @@ finish, is a loop that sends and receives wherever it can until all messages are
 are that loop.
 """
 
+import contextlib
 import functools
+import hashlib
+import hmac
 import os
+import socket
 import struct
 import sys
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -20,20 +24,28 @@ import torch
 from numpy import empty
 
 from spardl import kernels
-from spardl.collectives.program import AllReduce, Operation, Round
+from spardl.collectives.program import AllReduce, Operation, Round, Team
+from spardl.collectives.stretches import gather_bytes
 from spardl.errors import ConfigError, PeerError, SparDLError, StateError
 from spardl.machine import cores_per_rank
+from spardl.metrics import Traffic
 from spardl.sparse import Array
-from spardl.transport import failures
-from spardl.transport.address import own_address
-from spardl.transport.base import use_the_time
+from spardl.transport import checksums, failures
+from spardl.transport.address import own_address, routed_address
+from spardl.transport.base import run, use_the_time
 from spardl.transport.direct.link import Bytes, Gone, Link, Silent, Trouble, Wrong, mark_of
-from spardl.transport.direct.mesh import connect_all
+from spardl.transport.direct.mesh import Unreachable, connect_all, connect_members, listen
 from spardl.transport.direct.pump import Pace, finish
+from spardl.transport.direct.secure import Key, secured
 from spardl.transport.inquiry import Verdict, inquire
+from spardl.transport.quorum import Proposal, agree, be_let_in
+from spardl.transport.ring import sum_by_ring
+from spardl.transport.sparse_sum import sum_sparse
 from spardl.transport.torchdist import Group, TorchTransport
+from spardl.transport.watch import NOBODY, Card, Place, Watch
 
 POLLS_BEFORE_SLEEP = 100  # some tens of microseconds
+ATTEMPTS = 8  # to connect to those that are left: each but the last may lose another rank
 
 _BYTE = np.dtype(np.uint8)
 
@@ -51,6 +63,9 @@ class DirectTransport:
 
     inner     does everything but rounds, and is closed with this transport; made here if not given
     compiled  whether the usual round is one compiled call, where the system calls are those of 64-bit Linux
+    alone     whether all is done over these connections, once they stand: a process group ends with its first member,
+              and those that are left can form this transport anew (`reformed`)
+    key       encrypts these connections; all is done over them then
     """
 
     def __init__(
@@ -61,41 +76,126 @@ class DirectTransport:
         device: torch.device | str = "cpu",
         inner: TorchTransport | None = None,
         compiled: bool = True,
+        alone: bool = False,
+        key: Key | None = None,
     ) -> None:
         if torch.device(device).type != "cpu":
             raise ConfigError(f"direct connections move bytes of the CPU's memory, not of {device}; use torch's.")
-        self._inner = TorchTransport(group, timeout=timeout, device=device) if inner is None else inner
-        self.rank, self.workers = self._inner.rank, self._inner.workers
-        self.device, self.addresses = self._inner.device, self._inner.addresses
-        self.traffic = self._inner.traffic  # one account for both
-        self.watch = self._inner.watch
-        self._timeout = timeout
-        self._links: dict[int, Link] = {}
+        made = TorchTransport(group, timeout=timeout, device=device) if inner is None else inner
+        self._inner: TorchTransport | None = made
+        self.device, self.traffic = made.device, made.traffic  # one account for both
+        self.checks = False
+        self._timeout, self._compiled, self._key = timeout, compiled, key
+        self._looks = POLLS_BEFORE_SLEEP if cores_per_rank(made.gather_texts) >= 1 else 0
+        address = own_address(made.addresses[made.rank])
+        lines = connect_all(made.rank, address, made.gather_texts, timeout=timeout)
+        if key is not None:
+            made.watch.strengthen(key.digest)
+        self._begin(made.watch, made.addresses, lines)
+        if alone or key is not None:
+            made.leave()
+            self._inner = None
+
+    def _begin(self, watch: Watch, addresses: list[str], lines: Mapping[int, socket.socket]) -> None:
+        """These lines lead to all other ranks of the watch's community."""
+        self.watch, self.addresses = watch, addresses
+        self.rank, self.workers = watch.rank, len(addresses)
         self._ended: SparDLError | None = None
-        self._looks = POLLS_BEFORE_SLEEP if cores_per_rank(self.gather_texts) >= 1 else 0
-        self._can_swap = compiled and _can_be_compiled()
+        key = self._key
+        ends = lines if key is None else secured(lines, self.rank, key, timeout=self._timeout)
+        self._can_swap = self._compiled and key is None and _can_be_compiled()
         if self._can_swap:
             self._swap_now = kernels.load("spardl.transport.direct.exchange").exchange
-        lines = connect_all(self.rank, own_address(self.addresses[self.rank]), self.gather_texts, timeout=timeout)
-        self._links = {peer: Link(peer, line, timeout, blocks=self._can_swap) for peer, line in lines.items()}
+        self._links = {peer: Link(peer, line, self._timeout, blocks=self._can_swap) for peer, line in ends.items()}
         self.watch.for_whom(self.pending)
         _open.add(self)
         _watch_forks()
 
+    def reformed(self, concluded: int, *, guests: bool = False) -> tuple["DirectTransport", Proposal]:
+        """A transport between the ranks that are left, when this one has failed; with `guests`, between all, and
+        whoever has knocked. Collective among them.
+
+        They agree on who they are and on how many steps count, `concluded` of them on this rank, and connect anew. This
+        transport is of no use afterwards.
+
+        Raises:
+            PeerError: this rank is not among them, too few are left, or they cannot connect to each other.
+        """
+        self._end(failures.closed())
+        watch, address = self.watch, own_address(self.addresses[self.rank])
+        for _ in range(ATTEMPTS):
+            listener, card = listen(self.rank, address)
+            with listener, contextlib.suppress(Unreachable):
+                place = (card["address"], card["port"])
+                found = agree(watch, place, concluded, timeout=self._timeout, guests=guests)
+                lines = _lines_of(found, watch, listener, self._timeout)
+                how: dict[str, Any] = {"compiled": self._compiled, "looks": self._looks, "key": self._key}
+                how["checks"] = self.checks
+                return DirectTransport._of(found, watch, lines, self.traffic, timeout=self._timeout, **how), found
+        raise PeerError(f"rank {self.rank} could not connect to those that are left, in {ATTEMPTS} attempts.")
+
+    @classmethod
+    def joining(
+        cls, secret: bytes, places: Mapping[int, Place], *, timeout: float, key: Key | None = None
+    ) -> tuple["DirectTransport", Proposal]:
+        """A transport between this newcomer and the members of a run, of which some can be reached at these places.
+
+        Raises:
+            PeerError: nobody has let it in.
+        """
+        address = own_address(routed_address(next(iter(places.values()))[0]))
+        watch = Watch(NOBODY)
+        try:
+            here = watch.open_to(address, secret, places)
+            for _ in range(ATTEMPTS):
+                listener, card = listen(NOBODY, address)
+                with listener, contextlib.suppress(Unreachable):
+                    found = be_let_in(watch, Card(here, (card["address"], card["port"])), timeout=timeout)
+                    lines = _lines_of(found, watch, listener, timeout)
+                    return cls._of(found, watch, lines, Traffic(), timeout=timeout, key=key), found
+        except BaseException:
+            watch.close()
+            raise
+        watch.close()
+        raise PeerError(f"this newcomer could not connect to all members, in {ATTEMPTS} attempts.")
+
+    @classmethod
+    def _of(
+        cls,
+        found: Proposal,
+        watch: Watch,
+        lines: Mapping[int, socket.socket],
+        traffic: Traffic,
+        *,
+        timeout: float,
+        compiled: bool = True,
+        looks: int = 0,
+        key: Key | None = None,
+        checks: bool = False,
+    ) -> "DirectTransport":
+        """One for a community that was formed without a process group, whose watch belongs to it now."""
+        made = cls.__new__(cls)
+        made._inner, made.device, made.traffic, made.checks = None, torch.device("cpu"), traffic, checks
+        made._timeout, made._compiled, made._looks, made._key = timeout, compiled, looks, key
+        watch.adopt(found.epoch, found.members, [card.watch for card in found.cards])
+        made._begin(watch, [card.mesh[0] for card in found.cards], lines)
+        return made
+
     def perform(self, operation: Operation) -> Any:
         if isinstance(operation, AllReduce):
-            return self._inner.perform(operation)
+            return self._sum(operation) if self._inner is None else self._inner.perform(operation)
         if self._ended is not None:
             raise self._ended
         watch = self.watch
         watch.since, watch.operation = monotonic(), operation
         try:
-            if self._can_swap and len(operation.send) == 1 == len(operation.receive) and operation.meanwhile is None:
-                arrived = self._swap(operation)
+            round_ = checksums.sealed(operation) if self.checks else operation
+            if self._can_swap and len(round_.send) == 1 == len(round_.receive) and round_.meanwhile is None:
+                arrived = self._swap(round_)
             else:
-                arrived = self._exchange(operation)
+                arrived = self._exchange(round_)
             watch.operation = None
-            return arrived
+            return checksums.opened(operation, arrived, self._who) if self.checks else arrived
         except Trouble as trouble:
             error = self._named(trouble, operation.name)
             self._give_up(error)
@@ -107,18 +207,39 @@ class DirectTransport:
     def pending(self, operation: object) -> Collection[int]:
         """Whom an operation that is under way still waits for."""
         if not isinstance(operation, Round):
-            return self._inner.pending(operation)
+            return [] if self._inner is None else self._inner.pending(operation)
         waited = [link.peer for link in list(self._links.values()) if link.wants]
         return waited or [peer for peer, _ in operation.receive]  # the compiled exchange does not tell
 
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text, in rank order."""
-        return self._inner.gather_texts(text)
+        if self._inner is not None:
+            return self._inner.gather_texts(text)
+        return [each.tobytes().decode() for each in self._gather(np.frombuffer(text.encode(), np.uint8))]
+
+    def _gather(self, mine: Bytes) -> list[Bytes]:
+        return run(gather_bytes(Team(tuple(range(self.workers)), self.rank), mine), self)
+
+    def _sum(self, operation: AllReduce) -> None:
+        """An all-reduce over these connections alone."""
+        tensor, name = operation.tensor, operation.name
+        if self.workers == 1:
+            return
+        if tensor.layout is torch.strided:
+            run(sum_by_ring(Team(tuple(range(self.workers)), self.rank), tensor, name), self)
+            return
+
+        def gather(mine: torch.Tensor) -> list[torch.Tensor]:
+            return [torch.from_numpy(each.copy()) for each in self._gather(mine.numpy())]
+
+        sum_sparse(tensor, gather, lambda peer: failures.unlike_entries(peer, self._who(peer), name, self.rank))
 
     def close(self) -> None:
         """Close the connections, and our groups. The one that this transport was made from stays."""
+        self.watch.close()  # first: whoever finds a line ended and asks must not hear that we are still there
         self._end(failures.closed())
-        self._inner.close()
+        if self._inner is not None:
+            self._inner.close()
 
     def __del__(self) -> None:
         for link in getattr(self, "_links", {}).values():
@@ -238,6 +359,13 @@ class DirectTransport:
         for link in self._links.values():
             link.close()
         self._ended = self._ended or why
+
+
+def _lines_of(found: Proposal, watch: Watch, listener: socket.socket, timeout: float) -> dict[int, socket.socket]:
+    """Connections to all others of a community that was decided on; its key keeps those of other decisions out."""
+    rank = found.members.index(watch.number)
+    secret = hmac.digest(watch.secret, found.key.encode(), hashlib.sha256)
+    return connect_members(rank, listener, secret, [card.mesh for card in found.cards], timeout=timeout)
 
 
 def _bytes(frame: Array) -> Bytes:
