@@ -26,7 +26,7 @@ from torch.optim import SGD, Optimizer
 
 from spardl.collectives.program import AllReduce, Team
 from spardl.config import SyncConfig
-from spardl.errors import StateError
+from spardl.errors import ConfigError, StateError
 from spardl.integrations import ranks
 from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
@@ -35,6 +35,7 @@ from spardl.integrations.hooks import Hook
 from spardl.integrations.local_state import optimizer_parts, own_part, with_parts
 from spardl.integrations.model import facts_of, parts_as_members, plain_module, size_of, stepped_parameters
 from spardl.integrations.outer import Outer
+from spardl.integrations.pace import Pace
 from spardl.integrations.parts import gather_anew, mesh_of, part_of
 from spardl.integrations.passing import PassingDDP
 from spardl.integrations.refusals import Refusals
@@ -85,6 +86,7 @@ class LocalSync(SyncHandle):
     ) -> None:
         self.rule = rule
         self._throttle = Throttle(*rule.density_limits) if rule.adaptive else None
+        check_pace(rule, model)
         self._model, self._optimizers = model, list(optimizers)
         self._passing = PassingDDP.of(model)
         gather_anew(model)
@@ -107,7 +109,9 @@ class LocalSync(SyncHandle):
         rate = outer_rate(rule, config, transport.workers, self._optimizers)
         self._outer = Outer(rule, rate, for_device(torch.device(transport.device)), self._optimizers)
         self._outer.begin({name: each.shared for name, each in self._replicas.items()})
-        self._steps = 0  # of this rank's optimizers
+        self._steps = 0  # of this rank's optimizers, and those that it has left out
+        self._pace = Pace(rule.every, transport.workers) if rule.pace == "fitted" else None
+        self._resumed = 0.0  # when the last step was over, exchange and all
         self._offered: int | None = None  # the step after which the exchange under way has begun
         self._future: Future[bool] | None = None  # of it, until it has been fetched
         self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
@@ -129,7 +133,33 @@ class LocalSync(SyncHandle):
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
+    def rests(self) -> bool:
+        """Whether this rank leaves the step that would begin now out, because it is slower than others; only with
+        pace="fitted". To be asked once before each step; where it says so, go on with the next batch:
+
+            for batch in loader:
+                if sync.rests():
+                    continue
+
+        All ranks have as many steps and exchanges, so schedules, epochs and checkpoints stay together.
+        """
+        if self._pace is None or self._steps % self.rule.every < self.local_steps[self.session.transport.rank]:
+            return False
+        self._end_step()
+        return True
+
+    @property
+    def local_steps(self) -> list[int]:
+        """By rank, how many steps it takes from one exchange to the next; the same on all ranks."""
+        every = [self.rule.every] * self.session.transport.workers
+        return every if self._pace is None else list(self._pace.counts)
+
     def _step_is_over(self) -> None:
+        if self._pace is not None and self._resumed:
+            self._pace.note(time.perf_counter() - self._resumed)
+        self._end_step()
+
+    def _end_step(self) -> None:
         if self._swapped:
             raise StateError("the optimizer has stepped shared weights: end `with sync.shared():` before training on.")
         if size_of(self._optimizers) != self._size:
@@ -145,6 +175,7 @@ class LocalSync(SyncHandle):
             self._offer()
             if not self.rule.delay:
                 self._land()
+        self._resumed = time.perf_counter()
 
     def _offer(self) -> None:
         if self.before_exchange is not None:
@@ -158,6 +189,9 @@ class LocalSync(SyncHandle):
             self._offered, self._future = self._steps, self.session.close()
             if throttle is not None and throttle.is_due:
                 self.session.worker.run(lambda: throttle.adjust(self.session.transport, self.session.fellows))
+            pace = self._pace
+            if pace is not None and pace.is_due(self._steps // self.rule.every):
+                self.session.worker.run(lambda: pace.agree(self.session.transport))
 
     def _land(self) -> None:
         """Wait for the exchange under way, if there is one, and apply what it has brought."""
@@ -177,6 +211,9 @@ class LocalSync(SyncHandle):
         if self._throttle is not None:
             self.session.wait()  # for an adjustment, which all ranks make after the same exchange
             self._throttle.observe(took=self.session.events[-1].seconds, had=started - self._opened)
+        if self._pace is not None:
+            self.session.wait()  # likewise
+            self._pace.apply()
         self._refusals.note(counted, self._who)
         if counted:
             self._exchange.collect(self.session)
@@ -238,6 +275,8 @@ class LocalSync(SyncHandle):
                 ranks.average(part_of(buffer), transport)
                 if session.fellows is not None and not isinstance(buffer, DTensor):
                     session.fellows.average(buffer)
+            for counter in ranks.counters(self._model):
+                ranks.average(counter, transport)
         gather_anew(self._model)
 
     # --- the rest of its life -------------------------------------------------------------------------------------
@@ -277,6 +316,7 @@ class LocalSync(SyncHandle):
             "steps": self._steps,
             "offered": self._offered,
             "density": None if self._throttle is None else self._throttle.density,
+            "pace": None if self._pace is None else list(self._pace.counts),
             "shared": {name: both[shared] for name, both in weights.items()},
             "own": {name: both[own] for name, both in weights.items()},
             "outer": {name: each.clone() for name, each in self._outer.velocities.items()},
@@ -326,6 +366,9 @@ class LocalSync(SyncHandle):
         self._exchange.landings = local["landings"]
         if self._throttle is not None and local["density"] is not None:
             self._throttle.density = local["density"]
+        if self._pace is not None and local["pace"] is not None and len(local["pace"]) == transport.workers:
+            self._pace.counts = [min(self.rule.every, count) for count in local["pace"]]
+        self._resumed = 0.0
 
     def _load_optimizers(self, saved: list[Any]) -> None:
         if len(saved) != len(self._optimizers):
@@ -354,6 +397,12 @@ class LocalSync(SyncHandle):
         with torch.no_grad():
             for replica in self._replicas.values():
                 replica.begin()
+
+
+def check_pace(rule: LocalUpdates, model: nn.Module) -> None:
+    """Raise `ConfigError` where ranks must not take steps by themselves."""
+    if rule.pace == "fitted" and any(isinstance(each, DTensor) for each in model.parameters()):
+        raise ConfigError('the ranks of a model in parts compute each step together; leave pace="fitted" out.')
 
 
 def outer_rate(rule: LocalUpdates, config: SyncConfig, workers: int, optimizers: Sequence[Optimizer]) -> float:
