@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Tests run side by side, and most of them start processes of their own: a thread each is enough.
@@ -16,3 +17,11 @@ settings.load_profile("any machine")
 def pytest_make_parametrize_id(config: Any, val: object, argname: str) -> str | None:
     """Bytes make no names: archives hold the time they were made, and every process must know a test by the same."""
     return argname if isinstance(val, bytes) else None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A group of tests that its scheduler did not see would start what its fixtures start once per process."""
+    if getattr(session.config.option, "loadgroup", False):
+        grouped = (item.nodeid for item in session.items if item.get_closest_marker("xdist_group"))
+        unseen = [name for name in grouped if "@" not in name]
+        assert not unseen, f"pytest-xdist does not group tests with this version of pytest: {unseen[0]}"

@@ -29,13 +29,13 @@ def on_processes(
     A rank that raised or died fails the test. With expect="any", each rank gives a pair instead: ("returned", value),
     ("raised", text) or ("died", None).
     """
-    _import_once()
+    import_once()
     with socket.create_server((HOST, 0), backlog=1024) as listener, tempfile.TemporaryDirectory() as folder:
         started = mp.start_processes(
             _enter, (workers, listener, function, arguments, folder), nprocs=workers, join=False, start_method="fork"
         )
         listener.close()
-        _join(started, timeout)
+        join(started, timeout)
         outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(workers)]
     if expect == "any":
         return outcomes
@@ -77,7 +77,7 @@ def _outcome(path: Path) -> tuple[str, Any]:
     return torch.load(path, weights_only=False) if path.exists() else ("died", None)
 
 
-def _join(started: Any, timeout: float) -> None:
+def join(started: Any, timeout: float) -> None:
     """Wait for all of them, and leave none behind."""
     deadline = time.monotonic() + timeout
     try:
@@ -91,7 +91,7 @@ def _join(started: Any, timeout: float) -> None:
 
 
 @functools.cache
-def _import_once() -> None:
+def import_once() -> None:
     """What every process would import for itself is imported before they part: wrapping a model in DDP alone takes
     seconds, for the compiler that it brings in."""
     importlib.import_module("torch._dynamo")

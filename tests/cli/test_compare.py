@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from commands import RANK_VARIABLES, environment, json_lines, spardl
+from commands import RANK_VARIABLES, json_lines
+from forked import spardl_forked
 from spardl.cli import execute
 from spardl.cli.commands import parse
 from spardl.cli.compare import chosen_entries, chosen_recipes, chosen_seeds, title_of
@@ -489,7 +490,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     what = ("--methods", "dense,spardl", "--densities", "0.05,0.01", "--seeds", "0,1")
     length = ("--workers", 2, "--epochs", 2, "--subset", 160)
     targets = ("--json", folder / "runs.json", "--page", folder / "page.html", "--pictures", folder / "pictures")
-    done = spardl("compare", *what, *length, *targets)
+    done = spardl_forked(2, "compare", *what, *length, *targets)
     assert done.returncode == 0, done.stderr
     return Comparison(done, folder)
 
@@ -568,7 +569,7 @@ def contest(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     length = ("--max-steps", 10, "--eval-steps", 2, "--warmup-steps", 2)
     ways = ("--updates", "gradients,local,diloco", "--every", 2, "--lrs", "0.001,0.01", "--density", 0.05)
     targets = ("--json", folder / "runs.json", "--page", folder / "page.html")
-    done = spardl("compare", *what, *length, *ways, *targets, env=environment(COLUMNS=200))
+    done = spardl_forked(2, "compare", *what, *length, *ways, *targets, COLUMNS=200)
     assert done.returncode == 0, done.stderr
     return Comparison(done, folder)
 

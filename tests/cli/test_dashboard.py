@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from commands import spardl
+from forked import spardl_forked
 
 SMALL = ("train", "--workers", 2, "--recipe", "digits", "--max-steps", 4)
 
@@ -14,7 +15,7 @@ SMALL = ("train", "--workers", 2, "--recipe", "digits", "--max-steps", 4)
 def test_a_run_leaves_its_page_and_says_where_it_was_live(tmp_path: Path) -> None:
     """With the loss of every step, what was sent, and the test at the end."""
     target = tmp_path / "run.html"
-    done = spardl(*SMALL, "--dashboard", "--dashboard-file", target)
+    done = spardl_forked(2, *SMALL, "--dashboard", "--dashboard-file", target)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^spardl: the dashboard is at http://127\.0\.0\.1:\d+/$", done.stderr, re.MULTILINE)
     assert f"spardl: the dashboard is kept in {target}\n" in done.stderr

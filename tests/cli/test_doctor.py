@@ -27,6 +27,7 @@ def test_two_ranks_on_this_machine_exchange_and_everything_is_told_as_records(tm
     assert any("same bits everywhere" in each["text"] for each in told)
 
 
+@pytest.mark.slow  # other commands run as ranks of torchrun, too
 def test_ranks_of_torchrun_are_looked_at_as_they_are(tmp_path: Path) -> None:
     """Rank 0 speaks, once, for all."""
     launcher = ("--standalone", "--nproc-per-node", 2, "-m", "spardl", "doctor", "--seconds", 0.1)

@@ -48,7 +48,13 @@ def without(tmp_path: Path):
     return make
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+# Those that start ranks and train print through the same functions.
+LONG = ("train", "compare", "doctor", "plan")
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in COMMANDS]
+)
 def test_every_command_prints_plain_text_without_rich(without, command: str) -> None:
     """A title, columns under a line of dashes, and nothing that only a terminal understands."""
     arguments, found = COMMAND_LINES[command]

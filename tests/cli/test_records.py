@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from commands import environment, json_lines, spardl, start
+from forked import spardl_forked
 from spardl.cli import execute
 from spardl.collectives.methods.registry import METHODS
 from spardl.train.recipes import RECIPES
@@ -93,7 +94,7 @@ def test_train_reports_accuracy_and_traffic(tmp_path: Path) -> None:
     target, log, picture = tmp_path / "run.json", tmp_path / "log", tmp_path / "run.png"
     places = ("--json", target, "--log-dir", log, "--plot", picture)
     what = ("--workers", 2, "--epochs", 2, "--density", 0.05, "--eval-steps", 30)
-    done = spardl("train", *what, *places, env=environment(COLUMNS=120))
+    done = spardl_forked(2, "train", *what, *places, COLUMNS=120)
     assert done.returncode == 0, done.stderr
     said = ["spardl step 30/88", "spardl epoch 1/2", "spardl step 60/88", "spardl epoch 2/2"]
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == said

@@ -65,7 +65,7 @@ def test_nothing_is_lost_and_all_ranks_agree(workers, values):
     kind=st.sampled_from(("heavy", "ties", "zeros", "same")),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_nothing_is_lost_whatever_is_chosen(
     workers, pick, length, density, values, blocks, residuals, selection, indices, kind, seed
 ):

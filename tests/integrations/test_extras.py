@@ -1,4 +1,5 @@
-"""A framework that is not installed is asked for by name, where its adapter is imported and nowhere else."""
+"""A framework that is not installed is asked for by name, where its adapter is imported and nowhere else; and nothing
+that takes long is imported before a script has."""
 
 import subprocess
 import sys
@@ -9,7 +10,8 @@ ADAPTERS = {"lightning": "lightning", "accelerate": "accelerate", "hf": "transfo
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name in ADAPTERS.values() else found(name, *rest)
 import spardl, spardl.integrations.attach
-assert not set(ADAPTERS.values()) & set(sys.modules)
+SLOW = {"torch.distributed.fsdp", "torch.distributed.tensor"}  # parts of torch that take a second to import
+assert not {*ADAPTERS.values(), *SLOW} & set(sys.modules)
 for adapter in ADAPTERS:
     try:
         importlib.import_module(f"spardl.integrations.{adapter}")

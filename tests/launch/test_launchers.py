@@ -72,6 +72,7 @@ def under_mpiexec(ranks: int, *arguments: object) -> "Iterator[subprocess.Popen[
 
 
 @needs_mpi
+@pytest.mark.slow  # the next one trains under mpiexec as well
 def test_train_runs_as_ranks_of_mpiexec() -> None:
     """Nothing but mpiexec's own variables says who is who and where to meet."""
     with under_mpiexec(2, *TRAIN) as process:
@@ -116,6 +117,7 @@ def test_a_killed_rank_ends_all_ranks_of_mpiexec() -> None:
             assert ended, "a rank was left behind"
 
 
+@pytest.mark.slow  # as with mpiexec above
 def test_a_task_of_srun_that_is_killed_ends_the_others() -> None:
     """srun leaves the other tasks alone; they notice by themselves, long before the timeout, and say so."""
     with ExitStack() as stack:

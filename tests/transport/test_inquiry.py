@@ -28,6 +28,12 @@ def test_a_rank_that_left_has_said_because_of_whom() -> None:
     assert verdict == Verdict({3: WORDS[Silence.MUTE]}, victim=1)
 
 
+@pytest.mark.parametrize(("answer", "words"), [(waits(), LATE), (Silence.UNKNOWN, "was given up on by rank 1")])
+def test_of_a_rank_that_another_has_named_something_is_said(answer: Standing | Silence, words: str) -> None:
+    """Also where it answers after all, or cannot be asked."""
+    assert judge(0, [1], {1: Silence.GONE, 2: answer}, {1: 2}, T) == Verdict({2: words}, victim=1)
+
+
 def test_a_rank_that_others_gave_up_on_names_itself() -> None:
     verdict = judge(2, [0], {0: Standing(blames=2), 1: Silence.GONE}, {}, T)
     assert list(verdict.faults) == [2]

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import Embedding, EmbeddingBag
 from torch.optim import Optimizer
 
@@ -22,7 +21,7 @@ from spardl.integrations.handle import SyncHandle
 from spardl.integrations.model import facts_of, parts_as_members, stepped_parameters
 from spardl.integrations.optim.momenta import Momenta
 from spardl.integrations.optim.momentum import LocalMomentum, flatten, in_memory_order, is_gapless, unflatten
-from spardl.integrations.parts import gather_anew, mesh_of, part_of
+from spardl.integrations.parts import gather_anew, is_sharded, mesh_of, part_of
 from spardl.integrations.refusals import Refusals
 from spardl.sync.plan import plan_group
 from spardl.sync.session import Session
@@ -189,7 +188,7 @@ def flat_gradient(parameter: nn.Parameter) -> Tensor:
     """This rank's part of a gradient, in the order of the weights' memory: in place where it can be."""
     gradient = parameter.grad
     assert gradient is not None
-    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
+    if is_sharded(gradient) and is_sharded(parameter) and gradient.placements != parameter.placements:
         parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
     part = part_of(gradient)
     if part.stride() == part_of(parameter).stride() and is_gapless(part):

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl import _torch_private
@@ -17,11 +16,11 @@ from spardl.integrations.at_step import StepSync
 from spardl.integrations.auto import AUTO, AutoSync
 from spardl.integrations.auto_local import AutoLocalSync
 from spardl.integrations.ddp import SparDLState, spardl_hook
-from spardl.integrations.fsdp import BackwardSync
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.local import LocalSync
 from spardl.integrations.model import COMPILED, plain_module, unwrap
 from spardl.integrations.optim.choice import Given, has_memory, optimizers_of, warn_of_losses
+from spardl.integrations.parts import is_fsdp
 from spardl.integrations.setup import check_scaler, with_teams
 from spardl.planning.candidates import DENSE
 from spardl.planning.planfile import PlanFile
@@ -96,7 +95,7 @@ def attach(
         check_for_auto_in_parts(chooses, in_parts=replicate is not None)
         return attach_locally(model, rule, where, chooses=chooses, **given, **others)
     moment = when_for(model, when, in_parts=replicate is not None)
-    in_backward = isinstance(_torch_private.uncompiled(model), FSDPModule)
+    in_backward = is_fsdp(_torch_private.uncompiled(model))
     check_for_auto_in_parts(chooses, in_parts=moment == "step" or in_backward)
     if moment == "step":
         return attach_at_step(model, where, **given, **others)
@@ -127,7 +126,7 @@ def when_for(model: nn.Module, when: str | None, *, in_parts: bool) -> str:
         return "backward"
     if not isinstance(inner, nn.Module):
         raise ConfigError(f"attach needs a torch.nn.Module, not {type(model).__name__}.")
-    return when or ("step" if in_parts or isinstance(inner, FSDPModule) else "backward")
+    return when or ("step" if in_parts or is_fsdp(inner) else "backward")
 
 
 def attach_at_step(
@@ -164,8 +163,10 @@ def attach_in_backward(
     team_size: int | None,
     config: SyncConfig | None,
     **settings: Any,
-) -> BackwardSync:
+) -> SyncHandle:
     """`attach` for gradients of FSDP2 that are synchronised in backward."""
+    from spardl.integrations.fsdp import BackwardSync  # a second's worth of torch, which this model's owner has paid
+
     optimizers = optimizers_of(optimizer)
     check_scaler(scaler, optimizers)
     chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(process_group)))

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from spardl import _torch_private
 from spardl.errors import SparDLWarning, StateError
+from spardl.integrations.parts import is_sharded
 
 PATIENCE = 10  # steps in a row that are left out
 
@@ -67,7 +67,7 @@ class Boundary:
         """Take all gradients away if any is not finite: optimizers leave out parameters that have none."""
         parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         # Of a model in parts no rank leaves a step out by itself: the exchange is refused by all of them.
-        whole = (each for each in parameters if not isinstance(each.grad, DTensor))
+        whole = (each for each in parameters if not is_sharded(each.grad))
         broken = next((each for each in whole if not _is_finite(each.grad)), None)
         self._left_out = 0 if broken is None else self._left_out + 1
         if broken is None:

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
 from spardl.collectives.program import AllReduce, Team
@@ -36,7 +35,7 @@ from spardl.integrations.local_state import optimizer_parts, own_part, with_part
 from spardl.integrations.model import facts_of, parts_as_members, plain_module, size_of, stepped_parameters
 from spardl.integrations.outer import Outer
 from spardl.integrations.pace import Pace
-from spardl.integrations.parts import gather_anew, mesh_of, part_of
+from spardl.integrations.parts import gather_anew, is_sharded, mesh_of, part_of
 from spardl.integrations.passing import PassingDDP
 from spardl.integrations.refusals import Refusals
 from spardl.integrations.replica import Replica
@@ -273,7 +272,7 @@ class LocalSync(SyncHandle):
                 replica.show()
             for buffer in ranks.float_buffers(self._model):
                 ranks.average(part_of(buffer), transport)
-                if session.fellows is not None and not isinstance(buffer, DTensor):
+                if session.fellows is not None and not is_sharded(buffer):
                     session.fellows.average(buffer)
             for counter in ranks.counters(self._model):
                 ranks.average(counter, transport)
@@ -401,7 +400,7 @@ class LocalSync(SyncHandle):
 
 def check_pace(rule: LocalUpdates, model: nn.Module) -> None:
     """Raise `ConfigError` where ranks must not take steps by themselves."""
-    if rule.pace == "fitted" and any(isinstance(each, DTensor) for each in model.parameters()):
+    if rule.pace == "fitted" and any(map(is_sharded, model.parameters())):
         raise ConfigError('the ranks of a model in parts compute each step together; leave pace="fitted" out.')
 
 

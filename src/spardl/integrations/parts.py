@@ -4,22 +4,38 @@ A DTensor's part is an ordinary tensor. Ranks that hold the same part of differe
 a whole model; only what concerns all parts (`Fellows`) is agreed on between the ranks of one replica.
 """
 
+import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from spardl.errors import ConfigError
 from spardl.transport.torchdist import Group, member_ranks
 
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: object) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor. Nothing is before somebody imports them, which takes a second: we do not."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_fsdp(module: object) -> "TypeGuard[FSDPModule]":
+    """Whether `fully_shard` was called on it; likewise without an import."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
 
 def part_of(tensor: Tensor) -> Tensor:
     """What of a tensor lies on this rank, in the same memory: of a DTensor its local part, else the tensor itself."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor
     with torch.no_grad():
         return tensor.to_local()
@@ -27,10 +43,10 @@ def part_of(tensor: Tensor) -> Tensor:
 
 def placed_like(part: Tensor, whole: Tensor) -> Tensor:
     """A tensor of which this rank holds this part, laid out as `whole` is."""
-    if not isinstance(whole, DTensor):
+    if not is_sharded(whole):
         return part
     where = whole.device_mesh, whole.placements
-    return DTensor.from_local(part, *where, run_check=False, shape=whole.shape, stride=whole.stride())
+    return type(whole).from_local(part, *where, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def kind_of(parameter: Tensor) -> str:
@@ -39,11 +55,11 @@ def kind_of(parameter: Tensor) -> str:
     Ranks along the others hold the same values, and must go on doing so: they select the same entries only if nothing
     that is theirs alone competes with these. So parameters are grouped with others of their kind.
     """
-    if not isinstance(parameter, DTensor):
+    if not is_sharded(parameter):
         return "whole"
     mesh = parameter.device_mesh
     names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
-    cut = [not isinstance(each, Replicate) and mesh.size(index) > 1 for index, each in enumerate(parameter.placements)]
+    cut = [not each.is_replicate() and mesh.size(index) > 1 for index, each in enumerate(parameter.placements)]
     return " x ".join(name for name, is_cut in zip(names, cut, strict=True) if is_cut) or "whole"
 
 
@@ -57,7 +73,7 @@ def mesh_of(parameters: Mapping[str, Tensor], replicas: Group) -> DeviceMesh | N
     Raises:
         ConfigError: nothing says who these are, or they hold parts of this replica.
     """
-    sharded = {name: each for name, each in parameters.items() if isinstance(each, DTensor)}
+    sharded = {name: each for name, each in parameters.items() if is_sharded(each)}
     if not sharded:
         return None
     widest = max((each.device_mesh for each in sharded.values()), key=lambda mesh: mesh.size())
@@ -73,7 +89,7 @@ def mesh_of(parameters: Mapping[str, Tensor], replicas: Group) -> DeviceMesh | N
             raise ConfigError(
                 f"{name!r} lies on ranks {ranks}, which are not all among {own}; give all parameters meshes within one."
             )
-        if any(isinstance(placement, Partial) for placement in each.placements):
+        if any(placement.is_partial() for placement in each.placements):
             raise ConfigError(f"{name!r} is a sum that nobody has added up yet (Partial); redistribute it first.")
     both = sorted((set(own) & set(member_ranks(replicas))) - {dist.get_rank()})
     if both:
@@ -88,5 +104,5 @@ def mesh_of(parameters: Mapping[str, Tensor], replicas: Group) -> DeviceMesh | N
 def gather_anew(model: nn.Module) -> None:
     """Parts have been written to: what FSDP may have gathered of them before is out of date."""
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_fsdp(module):
             module.reshard()

@@ -58,8 +58,7 @@ def judge(
         return Verdict({rank: f"was given up on by rank {culprits[0]}"}, culprits[0])
     if blamed:
         victim, culprit = min(blamed, key=lambda each: each[0] not in suspects)
-        answer = answers.get(culprit)
-        return Verdict({culprit: WORDS.get(answer, "") if isinstance(answer, Silence) else ""}, victim)
+        return Verdict({culprit: _condition(answers.get(culprit), victim)}, victim)
     chain = _chain(rank, suspects, answers, timeout)
     silent = {peer: WORDS[each] for peer, each in answers.items() if isinstance(each, Silence) and each in WORDS}
     cut_off = [peer for peer, each in answers.items() if each is Silence.UNREACHABLE]
@@ -72,6 +71,14 @@ def judge(
         if named:
             return Verdict(named, _victim(named, suspects))
     return Verdict({}, chain=tuple(chain))
+
+
+def _condition(answer: Answer | None, victim: int) -> str:
+    """What is the matter with a rank that `victim` has named."""
+    if isinstance(answer, Standing):
+        return LATE
+    known = WORDS.get(answer) if answer is not None else None
+    return known or f"was given up on by rank {victim}"
 
 
 def _chain(rank: int, suspects: Collection[int], answers: Mapping[int, Answer], timeout: float) -> list[int]:

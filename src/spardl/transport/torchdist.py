@@ -138,11 +138,11 @@ class TorchTransport:
 
     def close(self) -> None:
         """Leave our groups. The one that this transport was made from stays."""
+        self.watch.close()  # first: whoever finds our group ended and asks must not hear that we are still there
         # One that torch made for us it also keeps; with the default group all of them have ended.
         if isinstance(self._group, dist.ProcessGroup) and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
-        self.watch.close()
 
     def _check_open(self) -> None:
         if self._group is None:
