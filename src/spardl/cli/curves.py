@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spardl.cli.options import AUTO
 from spardl.cli.output import SHARES, as_bytes, check_target
 from spardl.cli.plot import check_drawing
 from spardl.collectives.methods.registry import method_class
@@ -110,7 +111,9 @@ def mean_of(numbers: Sequence[float]) -> float:
 
 
 def is_dense(method: str) -> bool:
-    return method in DENSE_RIVALS if method in RIVALS else method_class(method).about.dense
+    if method in RIVALS:
+        return method in DENSE_RIVALS
+    return method != AUTO and method_class(method).about.dense
 
 
 def reference(curves: Sequence[Curve]) -> Curve | None:

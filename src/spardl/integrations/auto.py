@@ -1,20 +1,23 @@
 """`method="auto"` on a DDP model: measure, choose, and look again while training goes on.
 
 Dense is DDP's own average, with nothing of ours in between, so that where dense is quickest nothing is lost by having
-asked. Sparse is a `SparDLState` like any other. Between the two the model changes over between steps: momentum goes
-into the accumulator and back to the optimizer, and what residuals hold is sent before they go.
+asked: until something sparse is tried, DDP has not even a hook, which it could not get rid of again. Sparse is a
+`SparDLState` like any other. Between the two the model changes over between steps: momentum goes into the accumulator
+and back to the optimizer, and what residuals hold is sent before they go.
 (This module must not postpone annotations: DDP compares the hook's with the real types.)
 """
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
 from spardl.agreement import check_agreement, gather_values
 from spardl.config import SyncConfig, configure
@@ -38,6 +41,8 @@ from spardl.transport.torchdist import Group, member_ranks
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
+GIVEN = ("density", "clip_norm")  # what a user asks for, and no choice changes
+PLACED = ("teams", "order")
 FLOAT_BYTES = 4
 
 
@@ -70,19 +75,21 @@ class AutoSync(SyncHandle):
         self._given = {"optimizer": optimizer, "scaler": given.pop("scaler", None)}
         team_size, workers = given.pop("team_size", None), len(member_ranks(self._group))
         self._asked = with_teams(configure(config, given), process_group, team_size, workers)
-        if chooses:
-            check_for_auto(self._asked)
         self._parameters = dense_parameters(model)
         self._sizes = [member.elements for member in members_of(self._parameters)]
         self._elements = sum(self._sizes)
         self._optimizers = optimizers_of(optimizer)
+        check_clip(self._asked, self._optimizers)
+        self._clip_norm, self._clipped = self._asked.clip_norm, True  # whether the gradients that are there have been
         self._observers: list[Observer] = []
         self._past = GroupStats("past groups", 0)
         self._steps = self._dense_steps = self._skipped = 0
         self._inner: SparDLState | None = None
         self._leaving = self._stepped = False
         self._left_at = 0
-        self._begun = 0.0  # when the gradients of the last step began to come
+        self._begun = 0.0  # when the last step did
+        self._under_way: list[dist.Work] = []  # all-reduces of one step
+        self._hooked = self._awaited = False  # awaited: a step of DDP's that is not counted yet
         device = next(iter(self._parameters.values())).device
         self._transport = transport_named(
             self._asked.transport, self._group, timeout=self._asked.timeout, device=device
@@ -92,8 +99,8 @@ class AutoSync(SyncHandle):
         self.survey: Survey | None = None
         self._review: Review | None = None
         self._sparse = self._asked
-        model.register_comm_hook(self, auto_hook)
         self._hooks = [model.register_forward_pre_hook(Hook(self._before_forward))]
+        self._hooks += [each.register_step_pre_hook(self._clip) for each in self._optimizers]
         self._hooks += [each.register_step_post_hook(self._note_step) for each in self._optimizers]
         if chooses:
             self._choose()
@@ -123,6 +130,9 @@ class AutoSync(SyncHandle):
         elif config is not None and inner is not None:
             change_over(inner, config)
         elif config is not None:
+            if not self._hooked:
+                self._model.register_comm_hook(self, auto_hook)
+                self._hooked = True
             given = {name: value for name, value in self._given.items() if value is not None}
             self._inner = SparDLState(self._model, self._group, config=config, hooked=True, **given)
             for observer in self._observers:
@@ -138,14 +148,40 @@ class AutoSync(SyncHandle):
         self._inner.session.end()
         self._inner, self._leaving = None, False
 
+    def _clip(self, *_: Any) -> None:
+        """An optimizer is about to step by DDP's average, which nobody has clipped yet; sparse ways do so before."""
+        if self._inner is None and self._clip_norm is not None and not self._clipped:
+            clip_grad_norm_(self._parameters.values(), self._clip_norm)
+            self._clipped = True
+
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
+        self._count()
+
+    def _count(self) -> None:
+        """A step by DDP alone is over, if one had begun."""
+        self._dense_steps += self._awaited
+        self._awaited = False
 
     def _before_forward(self, model: DistributedDataParallel, *_: Any) -> None:
         """Between two steps: when nothing that was synchronised waits to be applied."""
-        if not (torch.is_grad_enabled() and model.require_backward_grad_sync and self._is_between()):
+        if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
             return
-        self._stepped = False
+        if self._is_between():
+            self._count()
+            self._stepped = False
+            self._note_time()
+            self._change(model)
+        self._awaited, self._clipped = not self._hooked, False
+
+    def _note_time(self) -> None:
+        now = time.perf_counter()
+        if self._begun and self._review is not None and not self._leaving:
+            self._review.note(now - self._begun)
+        self._begun = now
+
+    def _change(self, model: DistributedDataParallel) -> None:
+        """Change over, if it is time for that."""
         if self._leaving and self._inner is not None:
             if self._inner.session.sync.steps > self._left_at:
                 self._leave()
@@ -172,15 +208,28 @@ class AutoSync(SyncHandle):
 
     def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """What becomes of one bucket."""
-        if bucket.index() == 0:
-            now = time.perf_counter()
-            if self._begun and self._review is not None and not self._leaving:
-                self._review.note(now - self._begun)
-            self._begun = now
         if self._inner is not None:
             return self._inner.submit(bucket)
         self._dense_steps += bucket.is_last()
-        return allreduce_hook(self._model.process_group, bucket)
+        return self._average(bucket)
+
+    def _average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        """As DDP would without a hook. On a CPU a future that completes by itself would wake up Python for each bucket;
+        instead the last one, after which DDP has nothing else to do, waits for all."""
+        buffer, group = bucket.buffer(), self._model.process_group
+        if bucket.index() == 0:
+            self._under_way.clear()
+        if buffer.device.type == "cpu" and buffer.layout is torch.strided:
+            mine = buffer.div_(dist.get_world_size(group))
+            self._under_way.append(dist.all_reduce(mine, group=group, async_op=True))
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(buffer)
+        else:
+            future = allreduce_hook(group, bucket)
+        if bucket.is_last():
+            for work in self._under_way:
+                work.wait()
+        return future
 
     # --- the rest of its life -------------------------------------------------------------------------------------
 
@@ -250,17 +299,16 @@ class AutoSync(SyncHandle):
         """
         if not {"auto", "sync"} <= set(state):
             raise StateError('this is no state of method="auto"; attach the method that it was saved with.')
-        settings, inner = state["auto"], state["sync"]
+        settings, inner = state["auto"], of_ranks(state)
         if inner is None:
             self._forget()
             return
-        try:
-            self._sparse = configure(self._asked, dict(settings))
-        except (TypeError, ValueError) as error:
-            raise StateError(f"this state was saved with settings that cannot be: {error}") from error
+        self._sparse = chosen_then(self._asked, settings, same_ranks="ranks" not in state)
         if self._leaving:
             self._leave()
         self.become(self._sparse)
+        if self._review is not None:
+            self._review.is_dense = False
         assert self._inner is not None
         self._inner.load_state_dict(inner)
 
@@ -271,20 +319,22 @@ class AutoSync(SyncHandle):
             for group in self._inner.session.sync.groups:
                 group.buffer.values.zero_()
             self.become(None)
+        if self._review is not None:
+            self._review.is_dense = True
 
     def detach(self) -> None:
-        """Stop choosing, and average densely from the next step on. Collective, between steps."""
-        self._review = None
+        """Stop choosing, and average densely from the next step on, without clipping. Collective, between steps."""
+        self._review = self._clip_norm = None
         if self._inner is not None and not self._leaving:
             self.become(None)
 
 
-def check_for_auto(config: SyncConfig) -> None:
-    """Raise `ConfigError` for what only sparse gradients can honour: the model may have to do without."""
-    if config.clip_norm is not None:
+def check_clip(config: SyncConfig, optimizers: Sequence[Optimizer]) -> None:
+    """Raise `ConfigError` where nobody could say when to clip DDP's average."""
+    if config.clip_norm is not None and not optimizers:
         raise ConfigError(
-            "clip_norm clips before a selection, and the method that is chosen may have none; name a method, or clip"
-            ' gradients with update="local", where each rank clips its own as usual.'
+            "clip_norm clips before a selection, and where dense is chosen just before the optimizer steps; give"
+            " optimizer=... too."
         )
 
 
@@ -295,6 +345,29 @@ def change_over(state: SparDLState, config: SyncConfig) -> None:
     members = [member for plan in session.plan for member in plan.members]
     session.config = config
     session.regroup(plan_model(config, members, session.transport.workers))
+
+
+def chosen_then(asked: SyncConfig, settings: Any, *, same_ranks: bool) -> SyncConfig:
+    """The settings of a state on top of those that were asked for; how other ranks were placed is not for these.
+
+    Raises:
+        StateError: they cannot be.
+    """
+    left_out = GIVEN if same_ranks else (*GIVEN, *PLACED)
+    try:
+        return configure(asked, {name: value for name, value in dict(settings).items() if name not in left_out})
+    except (TypeError, ValueError) as error:
+        raise StateError(f"this state was saved with settings that cannot be: {error}") from error
+
+
+def of_ranks(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The state of what was chosen: this rank's, or as one those of all ranks of another run (`ranks`)."""
+    inner, ranks = state["sync"], state.get("ranks")
+    if inner is None or ranks is None:
+        return None if inner is None else dict(inner)
+    if any(not isinstance(each, Mapping) or each.get("sync") is None for each in ranks):
+        raise StateError("the ranks of this state were not synchronised in the same way; save all of them together.")
+    return {**inner, "ranks": [each["sync"] for each in ranks]}
 
 
 def saved(config: SyncConfig, inner: dict[str, Any] | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from spardl.integrations.parts import part_of, placed_like
 from spardl.sync.landing import Landing
 
 SAME = "load the state of the same model."
-KEYS = ("steps", "offered", "density", "shared", "own", "outer", "landings", "buffers", "optimizers", "scaler")
+KEYS = ("steps", "offered", "density", "pace", "shared", "own", "outer", "landings", "buffers", "optimizers", "scaler")
 
 Sizes = Mapping[str, int]
 
@@ -56,6 +56,9 @@ def checked(state: object, sizes: Sizes) -> dict[str, Any]:
     density = local["density"]
     if density is not None and not (is_number(density) and 0 < density <= 1):
         raise StateError(f"this state has the density {density!r}, which cannot be; {SAME}")
+    pace = local["pace"]
+    if pace is not None and not (isinstance(pace, list) and all(is_count(each, least=1) for each in pace)):
+        raise StateError(f"this state has ranks that take {pace!r} local steps, which cannot be; {SAME}")
     if not isinstance(local["optimizers"], list) or not isinstance(local["buffers"], Mapping):
         raise StateError(f"this state has no usable optimizers or buffers; {SAME}")
     _check_scaler(local["scaler"])
