@@ -9,24 +9,22 @@ and back to the optimizer, and what residuals hold is sent before they go.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
 
 from spardl.agreement import check_agreement, gather_values
 from spardl.config import SyncConfig, configure
-from spardl.errors import ConfigError, StateError
+from spardl.errors import StateError
 from spardl.integrations.ddp import SparDLState
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.hooks import Hook
 from spardl.integrations.model import dense_parameters, facts_of, members_of
 from spardl.integrations.optim.choice import Given, optimizers_of
+from spardl.integrations.own_average import OwnAverage, check_clip
 from spardl.integrations.setup import with_teams
 from spardl.metrics import GroupStats, SyncStats
 from spardl.planning.candidates import DENSE, Candidate
@@ -35,7 +33,6 @@ from spardl.planning.survey import Survey, begin_with, conduct_survey
 from spardl.sync.plan import GroupPlan, plan_group, plan_model
 from spardl.sync.session import Observer, Session
 from spardl.transport.choice import transport_named
-from spardl.transport.ring import ring_share
 from spardl.transport.torchdist import Group, member_ranks
 
 logger = logging.getLogger(__name__)
@@ -43,7 +40,6 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 GIVEN = ("density", "clip_norm")  # what a user asks for, and no choice changes
 PLACED = ("teams", "order")
-FLOAT_BYTES = 4
 
 
 def auto_hook(state: "AutoSync", bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -79,17 +75,16 @@ class AutoSync(SyncHandle):
         self._sizes = [member.elements for member in members_of(self._parameters)]
         self._elements = sum(self._sizes)
         self._optimizers = optimizers_of(optimizer)
-        check_clip(self._asked, self._optimizers)
-        self._clip_norm, self._clipped = self._asked.clip_norm, True  # whether the gradients that are there have been
+        check_clip(self._asked.clip_norm, self._optimizers)
+        self._average = OwnAverage(self._parameters, self._asked.clip_norm)
         self._observers: list[Observer] = []
         self._past = GroupStats("past groups", 0)
-        self._steps = self._dense_steps = self._skipped = 0
+        self._steps = self._skipped = 0
         self._inner: SparDLState | None = None
         self._leaving = self._stepped = False
         self._left_at = 0
         self._begun = 0.0  # when the last step did
-        self._under_way: list[dist.Work] = []  # all-reduces of one step
-        self._hooked = self._awaited = False  # awaited: a step of DDP's that is not counted yet
+        self._hooked = False
         device = next(iter(self._parameters.values())).device
         self._transport = transport_named(
             self._asked.transport, self._group, timeout=self._asked.timeout, device=device
@@ -100,7 +95,7 @@ class AutoSync(SyncHandle):
         self._review: Review | None = None
         self._sparse = self._asked
         self._hooks = [model.register_forward_pre_hook(Hook(self._before_forward))]
-        self._hooks += [each.register_step_pre_hook(self._clip) for each in self._optimizers]
+        self._hooks += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
         self._hooks += [each.register_step_post_hook(self._note_step) for each in self._optimizers]
         if chooses:
             self._choose()
@@ -148,37 +143,28 @@ class AutoSync(SyncHandle):
         self._inner.session.end()
         self._inner, self._leaving = None, False
 
-    def _clip(self, *_: Any) -> None:
-        """An optimizer is about to step by DDP's average, which nobody has clipped yet; sparse ways do so before."""
-        if self._inner is None and self._clip_norm is not None and not self._clipped:
-            clip_grad_norm_(self._parameters.values(), self._clip_norm)
-            self._clipped = True
+    def _before_step(self, *_: Any) -> None:
+        if self._inner is None:
+            self._average.clip()
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
-        self._count()
-
-    def _count(self) -> None:
-        """A step by DDP alone is over, if one had begun."""
-        self._dense_steps += self._awaited
-        self._awaited = False
+        self._average.count()
 
     def _before_forward(self, model: DistributedDataParallel, *_: Any) -> None:
         """Between two steps: when nothing that was synchronised waits to be applied."""
         if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
             return
-        if self._is_between():
-            self._count()
+        applied = self._stepped if self._optimizers else all(each.grad is None for each in self._parameters.values())
+        if applied:
+            self._average.count()
             self._stepped = False
-            self._note_time()
+            now = time.perf_counter()
+            if self._begun and self._review is not None and not self._leaving:
+                self._review.note(now - self._begun)
+            self._begun = now
             self._change(model)
-        self._awaited, self._clipped = not self._hooked, False
-
-    def _note_time(self) -> None:
-        now = time.perf_counter()
-        if self._begun and self._review is not None and not self._leaving:
-            self._review.note(now - self._begun)
-        self._begun = now
+        self._average.begin(awaited=not self._hooked)
 
     def _change(self, model: DistributedDataParallel) -> None:
         """Change over, if it is time for that."""
@@ -186,23 +172,15 @@ class AutoSync(SyncHandle):
             if self._inner.session.sync.steps > self._left_at:
                 self._leave()
         elif self._review is not None and self._review.is_due:
-            before = self._inner
-            self._look_again(self._review)
+            before, review = self._inner, self._review
+            medians = gather_values(self._transport.gather_texts, review.median)
+            verdict = review.decide(sum(medians) / len(medians))
+            if verdict is Verdict.SURVEY:
+                self._choose()
+            elif verdict is Verdict.SWITCH:
+                self.become(None if review.is_dense else self._sparse)
             if self._inner is not before and self._inner is not None:
                 self._inner._before_forward(model)  # its own hook comes too late for this pass
-
-    def _is_between(self) -> bool:
-        if self._optimizers:
-            return self._stepped
-        return all(each.grad is None for each in self._parameters.values())
-
-    def _look_again(self, review: Review) -> None:
-        medians = gather_values(self._transport.gather_texts, review.median)
-        verdict = review.decide(sum(medians) / len(medians))
-        if verdict is Verdict.SURVEY:
-            self._choose()
-        elif verdict is Verdict.SWITCH:
-            self.become(None if review.is_dense else self._sparse)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
@@ -210,26 +188,7 @@ class AutoSync(SyncHandle):
         """What becomes of one bucket."""
         if self._inner is not None:
             return self._inner.submit(bucket)
-        self._dense_steps += bucket.is_last()
-        return self._average(bucket)
-
-    def _average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        """As DDP would without a hook. On a CPU a future that completes by itself would wake up Python for each bucket;
-        instead the last one, after which DDP has nothing else to do, waits for all."""
-        buffer, group = bucket.buffer(), self._model.process_group
-        if bucket.index() == 0:
-            self._under_way.clear()
-        if buffer.device.type == "cpu" and buffer.layout is torch.strided:
-            mine = buffer.div_(dist.get_world_size(group))
-            self._under_way.append(dist.all_reduce(mine, group=group, async_op=True))
-            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            future.set_result(buffer)
-        else:
-            future = allreduce_hook(group, bucket)
-        if bucket.is_last():
-            for work in self._under_way:
-                work.wait()
-        return future
+        return self._average.average(bucket, self._model.process_group)
 
     # --- the rest of its life -------------------------------------------------------------------------------------
 
@@ -263,12 +222,10 @@ class AutoSync(SyncHandle):
 
     def stats(self) -> SyncStats:
         """What was sent and how long it took; what DDP sends itself is counted as of a ring, and not timed."""
-        dense = GroupStats("all, by DDP", self._elements, dense=True, steps=self._dense_steps)
-        dense.entries = dense.entries_sent = dense.last_entries = self._dense_steps * self._elements
-        dense.bytes_sent = round(dense.entries * FLOAT_BYTES * ring_share(self._transport.workers))
+        dense = self._average.stats(self._elements, self._transport.workers)
         past = GroupStats("past groups", 0)
         past.include(self._past)
-        steps, skipped = self._steps + self._dense_steps, self._skipped
+        steps, skipped = self._steps + dense.steps, self._skipped
         if self._inner is None:
             return SyncStats([dense], past, steps, skipped)
         now = self._inner.stats()
@@ -324,18 +281,9 @@ class AutoSync(SyncHandle):
 
     def detach(self) -> None:
         """Stop choosing, and average densely from the next step on, without clipping. Collective, between steps."""
-        self._review = self._clip_norm = None
+        self._review = self._average.clip_norm = None
         if self._inner is not None and not self._leaving:
             self.become(None)
-
-
-def check_clip(config: SyncConfig, optimizers: Sequence[Optimizer]) -> None:
-    """Raise `ConfigError` where nobody could say when to clip DDP's average."""
-    if config.clip_norm is not None and not optimizers:
-        raise ConfigError(
-            "clip_norm clips before a selection, and where dense is chosen just before the optimizer steps; give"
-            " optimizer=... too."
-        )
 
 
 def change_over(state: SparDLState, config: SyncConfig) -> None:

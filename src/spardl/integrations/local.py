@@ -32,7 +32,7 @@ from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
 from spardl.integrations.handle import SyncHandle, check_saver
 from spardl.integrations.hooks import Hook
-from spardl.integrations.local_state import optimizer_parts, own_part, with_parts
+from spardl.integrations.local_state import load_optimizers, optimizer_parts, own_part
 from spardl.integrations.model import facts_of, parts_as_members, plain_module, size_of, stepped_parameters
 from spardl.integrations.outer import Outer
 from spardl.integrations.pace import Pace
@@ -243,29 +243,18 @@ class LocalSync(SyncHandle):
         if self._swapped:
             yield
             return
-        self._swap()
+        _swap(self)
         try:
             yield
         finally:
-            self._swap()
-
-    def _check_own(self) -> None:
-        if self._swapped:
-            raise StateError("the model holds shared weights here; end `with sync.shared():` first.")
-
-    def _swap(self) -> None:
-        with torch.no_grad():
-            for replica in self._replicas.values():
-                replica.swap()
-        gather_anew(self._model)
-        self._swapped = not self._swapped
+            _swap(self)
 
     def flush(self) -> None:
         """Send everything that is left, densely, and average running statistics: all ranks hold the same model then.
 
         Collective; for the end of training, or before a phase without synchronisation.
         """
-        self._check_own()
+        _check_own(self)
         self._land()
         done = False
         while not done:
@@ -348,14 +337,14 @@ class LocalSync(SyncHandle):
         Raises:
             StateError: it is of another rank, world or model, or damaged; nothing was changed.
         """
-        self._check_own()
+        _check_own(self)
         self._settle()
         transport = self.session.transport
         sizes = {name: each.elements for name, each in self._replicas.items()}
         local = own_part(state, transport.rank, transport.workers, sizes)
         self._outer.check(local["outer"])
         self.session.load_state_dict(state)
-        self._load_optimizers(local["optimizers"])
+        load_optimizers(self._optimizers, local["optimizers"])
         self._outer.load(local["outer"])
         if self._scaler is not None and local["scaler"]:
             self._scaler.load_state_dict(local["scaler"])
@@ -373,15 +362,6 @@ class LocalSync(SyncHandle):
         if self._pace is not None and local["pace"] is not None and len(local["pace"]) == transport.workers:
             self._pace.counts = [min(self.rule.every, count) for count in local["pace"]]
         self._resumed = 0.0
-
-    def _load_optimizers(self, saved: list[Any]) -> None:
-        if len(saved) != len(self._optimizers):
-            raise StateError(f"this state has {len(saved)} optimizer(s), not {len(self._optimizers)}; give as many.")
-        for optimizer, state in zip(self._optimizers, saved, strict=True):
-            try:
-                optimizer.load_state_dict(with_parts(optimizer, state))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise StateError(f"{type(optimizer).__name__} cannot load its part of this state: {error}") from error
 
     @property
     def weights(self) -> Mapping[str, nn.Parameter]:
@@ -401,6 +381,20 @@ class LocalSync(SyncHandle):
         with torch.no_grad():
             for replica in self._replicas.values():
                 replica.begin()
+
+
+def _check_own(sync: LocalSync) -> None:
+    if sync._swapped:
+        raise StateError("the model holds shared weights here; end `with sync.shared():` first.")
+
+
+def _swap(sync: LocalSync) -> None:
+    """Have the model hold the other ones of own and shared weights."""
+    with torch.no_grad():
+        for replica in sync._replicas.values():
+            replica.swap()
+    gather_anew(sync._model)
+    sync._swapped = not sync._swapped
 
 
 # --- one exchange -----------------------------------------------------------------------------------------------------

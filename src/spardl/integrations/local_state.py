@@ -161,3 +161,14 @@ def mean_tree(trees: Sequence[Any]) -> Any:
 
 def _mean_of(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([each.double() for each in tensors]).mean(0).to(tensors[0].dtype)
+
+
+def load_optimizers(optimizers: Sequence[Optimizer], saved: Sequence[Any]) -> None:
+    """Give each optimizer its part of a state."""
+    if len(saved) != len(optimizers):
+        raise StateError(f"this state has {len(saved)} optimizer(s), not {len(optimizers)}; give as many.")
+    for optimizer, state in zip(optimizers, saved, strict=True):
+        try:
+            optimizer.load_state_dict(with_parts(optimizer, state))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise StateError(f"{type(optimizer).__name__} cannot load its part of this state: {error}") from error
