@@ -1,4 +1,4 @@
-# Two commands on a fresh machine with Python 3.11+, make and a C compiler:
+# Two commands on a fresh machine with Python 3.11+ and make:
 #   make demo    trains digits with 4 local workers, dense and sparse, three times each, compares the means, and draws them
 #   make test    runs the tests (make test-all: also those that take long)
 # One more, as root, in half an hour on a quiet machine:

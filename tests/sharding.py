@@ -3,12 +3,13 @@
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from spardl.integrations.parts import part_of
 from training import mlp
 
 WORKERS = 4  # two replicas of a model in two parts
+HOOKED = hasattr(FSDPModule, "set_all_reduce_hook")  # torch 2.6 has no hook inside backward
 
 
 def grid():

@@ -3,14 +3,21 @@
 import ast
 import functools
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
+import spardl
+from processes import on_processes
+from spardl.cli.commands import COMMANDS, parse
 from spardl.extras import is_installed
+from training import all_equal, loss_of, mlp, weights_of
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -27,6 +34,53 @@ def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
             continue
         file = (page.parent / target.partition("#")[0]).resolve()
         assert file.exists() or file in MADE, f"{page.name} links to {target}, which is not there"
+
+
+def commands_of(page: Path) -> Iterator[str]:
+    """Lines of shell blocks that start a command of ours, whatever launcher stands before it; not those that read a
+    file which the reader has."""
+    for block in re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE):
+        for line in re.sub(r"\\\n", " ", block).splitlines():
+            words = shlex.split(line, comments=True)
+            starts = [
+                index for index, word in enumerate(words[:-1]) if word == "spardl" and words[index + 1] in COMMANDS
+            ]
+            if starts and "--config" not in words:
+                yield shlex.join(words[starts[0] + 1 :])
+
+
+COMMAND_LINES = sorted({line for page in PAGES for line in commands_of(page)})
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_a_command_that_a_page_shows_is_understood(line: str) -> None:
+    assert parse(shlex.split(line)).run
+
+
+def test_pages_show_commands() -> None:
+    assert len(COMMAND_LINES) > 20
+
+
+def _as_the_readme_says(rank: int, workers: int, script: str) -> tuple[int, Tensor]:
+    names = {"torch": torch, "spardl": spardl, "MyModel": mlp}
+    exec(script, names)
+    model, optimizer, sync = names["model"], names["optimizer"], names["sync"]
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+    sync.flush()
+    return sync.stats().total.steps, weights_of(model)
+
+
+def test_the_first_lines_of_the_readme_run_as_they_stand() -> None:
+    """With a model in the place of MyModel, two ranks train it and end with the same one."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (diff,) = re.findall(r"```diff\n(.*?)```", text, flags=re.DOTALL)
+    script = "\n".join(line[1:] for line in diff.splitlines())
+    ranks = on_processes(2, _as_the_readme_says, script)
+    assert all(steps == 3 for steps, _ in ranks)
+    assert all_equal(weights for _, weights in ranks)
 
 
 def literals() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -44,8 +45,9 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, cwd: Path, *arguments: str) -> str:
-    """What a command of the installed package prints, in a folder that is not the repository's."""
-    env = environment(PYTHONPATH=installed)
+    """What a command of the installed package prints, in a folder that is not the repository's, without a compiler: no
+    program at all can be found."""
+    env = environment(PYTHONPATH=installed, PATH="")
     command = [sys.executable, "-P", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
@@ -81,13 +83,18 @@ def test_installed_alone_it_starts_and_lists_its_methods(installed: Path, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_installed_alone_it_compiles_its_loops_and_simulates(installed: Path, tmp_path: Path) -> None:
-    """Loops are compiled anew, since what is compiled is kept beside the source."""
-    assert "nothing lost" in run(
-        installed, tmp_path, "-m", "spardl", "simulate", "--elements", "1000", "--workers", "4"
-    )
+def test_installed_alone_it_compiles_its_loops_simulates_measures_and_trains(installed: Path, tmp_path: Path) -> None:
+    """Loops are compiled anew, by numba, since what is compiled is kept beside the source."""
+    elements = ("--elements", "1000", "--workers")
+    assert "nothing lost" in run(installed, tmp_path, "-m", "spardl", "simulate", *elements, "4")
+    assert "spardl" in run(installed, tmp_path, "-m", "spardl", "bench", *elements, "2", "--methods", "dense,spardl")
+    script = shutil.copy(ROOT / "examples" / "ddp.py", tmp_path)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert "loss" in run(installed, tmp_path, *torchrun, script)
 
 
-def test_whoever_cites_it_cites_this_version() -> None:
-    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert re.findall(r"^version: (.*)$", text, re.MULTILINE) == [__version__]
+def test_whoever_cites_it_or_reads_what_changed_finds_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.*)$", citation, re.MULTILINE) == [__version__]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == __version__

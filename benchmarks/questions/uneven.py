@@ -3,6 +3,8 @@
     python -m benchmarks.questions.uneven --picture docs/pictures/uneven.png
 
 One of 16 workers computes slower, or has a slower line. Times are those of one step of training, whatever is exchanged.
+Fitted steps are those of pace="fitted", and an adaptive density is what the throttle of density="auto" comes to, given
+exchanges that take as long as the simulator says.
 """
 
 import argparse
@@ -12,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spardl.cli.output import as_seconds, table
+from spardl.cli.output import as_percent, as_seconds, table
+from spardl.integrations.throttle import Throttle
 from spardl.simulator.computing import Machine
 from spardl.simulator.network import Change, Changed, Network
 from spardl.simulator.simulation import simulate
 from spardl.simulator.training import Training
-from spardl.update import LocalUpdates
+from spardl.update import LocalUpdates, fitted_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +30,7 @@ LATENCY, RATE = 100e-6, 12.5e6
 COMPUTING = {"forward": 20e-3, "backward": 40e-3, "optimizer": 5e-3}
 SLOWER = (1.0, 1.5, 2.0, 4.0, 8.0, 16.0)
 EVERY, EXCHANGES = 8, 3
+ADJUSTMENTS = 12  # of a density, each by a factor of two at most
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ def main() -> None:
     for place, what in enumerate(("one worker computes slower", "one worker's line is slower")):
         columns = ("a step", *(f"{slower:g}x" for slower in SLOWER))
         table(what, columns, [(name, *map(as_seconds, times[place])) for name, times in found.items()])
+    shares = ", ".join(f"{as_percent(throttled(line))} at {line:g}x" for line in SLOWER)
+    print(f"The adaptive density, by how much slower the line is: {shares}.")
     if options.picture:
         draw(found).savefig(options.picture, dpi=150)
 
@@ -65,10 +71,30 @@ def updates(delay: int, *, fitted: bool, name: str) -> Way:
     rule = LocalUpdates(every=EVERY, delay=delay)
 
     def seconds(worker: float, line: float) -> float:
-        steps = {ODD: max(1, int(EVERY / worker))} if fitted and worker > 1 else {}
+        slower = [worker if rank == ODD else 1.0 for rank in range(WORKERS)]
+        steps = dict(enumerate(fitted_steps(EVERY, slower))) if fitted else {}
         return _simulated(Training(**COMPUTING, update=rule, local_steps=steps), 0.01, worker, line) / EVERY
 
     return Way(name, lambda slower: seconds(slower, 1.0), lambda slower: seconds(1.0, slower))
+
+
+def adaptive(name: str) -> Way:
+    rule = LocalUpdates(every=EVERY, delay=1)
+
+    def seconds(worker: float, line: float) -> float:
+        density = throttled(line)
+        return _simulated(Training(**COMPUTING, update=rule), density, worker, line) / EVERY
+
+    return Way(name, lambda slower: seconds(slower, 1.0), lambda slower: seconds(1.0, slower))
+
+
+def throttled(line: float) -> float:
+    """The density that the throttle settles at: what the slowest line carries while a step is computed."""
+    throttle = Throttle(*LocalUpdates().density_limits)
+    for _ in range(ADJUSTMENTS):
+        took = _simulated(Training(), throttle.density, 1.0, line) / EXCHANGES
+        throttle.apply(Training(**COMPUTING).seconds / took)
+    return throttle.density
 
 
 def _simulated(training: Training, density: float, worker: float, line: float) -> float:
@@ -93,6 +119,7 @@ WAYS = (
     gradients(0.001),
     updates(0, fitted=False, name=f"local updates, every {EVERY}"),
     updates(1, fitted=True, name=f"local updates, every {EVERY}, fitted steps, delay 1"),
+    adaptive(f"local updates, every {EVERY}, adaptive density, delay 1"),
 )
 
 

@@ -100,7 +100,12 @@ class SyncConfig:
         ConfigError: a setting that cannot work, or one that the chosen method does not have.
     """
 
-    method: str = setting("spardl", "how gradients are exchanged: a name that `spardl methods` lists", metavar="NAME")
+    method: str = setting(
+        "spardl",
+        "how gradients are exchanged: a name that `spardl methods` lists; where a model is trained also auto, which"
+        " measures and chooses",
+        metavar="NAME",
+    )
     density: float | DensitySchedule = setting(
         0.01,
         "share of entries that a step may send: a number in (0, 1] or a `DensitySchedule`",

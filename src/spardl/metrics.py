@@ -166,12 +166,22 @@ class SyncStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """When a group was exchanged, in seconds from the first gradient of its step, on this rank."""
+
+    group: str
+    begins: float
+    ends: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepEvent:
     """One synchronised step, for observers.
 
     seconds  from its first gradient to its commit, on this rank
     counted  false if some rank's gradient was not finite, so that the step was rolled back everywhere
     entries  of the averaged result
+    spans    of its groups, where somebody observes
     """
 
     step: int
@@ -181,6 +191,7 @@ class StepEvent:
     elements: int
     entries: int
     bytes_sent: int
+    spans: tuple[Span, ...] = ()
 
     @property
     def density(self) -> float:

@@ -7,7 +7,7 @@ have come from the shared ones. A preset is a published way of doing that, as se
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,12 @@ class LocalUpdates:
         check=_check_kept,
         metavar="SHARE",
     )
+    pace: str = setting(
+        "even",
+        "how many of the `every` steps a rank takes: all (even), or, if it is slower than others, as many as fit into"
+        " their time (fitted; a script asks `sync.rests()` before each)",
+        choices=("even", "fitted"),
+    )
     adaptive: bool = setting(
         False,
         "send what the line carries while training computes, instead of a given density; needs a delay",
@@ -122,6 +128,10 @@ class LocalUpdates:
                 f"an exchange every {self.every} step(s) cannot land {self.delay} steps late; give delay="
                 f"{self.every} or less."
             )
+        if self.pace == "fitted" and self.every == 1:
+            raise ConfigError(
+                'pace="fitted" gives slower ranks fewer of the steps between two exchanges; give every=2 or more.'
+            )
         if self.adaptive and not self.delay:
             raise ConfigError(
                 "an adaptive density fills the time that an exchange has beside training; give delay=1 too."
@@ -142,6 +152,22 @@ class LocalUpdates:
         sparse = math.log(density) / math.log(AUTO_DENSITY)
         power = min(1.0, sparse * ADAPTIVE_POWER) if adaptive else min(1.0, sparse) * SGD_POWER
         return float(workers**power)
+
+
+LATE = 1.1  # times the quickest rank's time that a rank may take: where steps scatter, few are given up
+
+
+def fitted_steps(every: int, seconds: Sequence[float]) -> list[int]:
+    """How many steps each rank takes where the quickest takes `every`, given the seconds of one: at least one.
+
+    As many as it can do by the time that the quickest is done, or a tenth later. A rank of which nothing is known takes
+    all.
+    """
+    known = [each for each in seconds if each > 0]
+    if not known:
+        return [every] * len(seconds)
+    time = LATE * every * min(known)
+    return [min(every, max(1, math.floor(time / each))) if each > 0 else every for each in seconds]
 
 
 # A mean counts a move of one worker alone as 1/P of a move. So sparse means are too short, the more so the more workers

@@ -35,6 +35,19 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
+def entries_of(*arguments: str) -> list[tuple[str, str, bool]]:
+    return [(each.label, each.config.method, each.chooses) for each in chosen_entries(parse(["compare", *arguments]))]
+
+
+def test_auto_takes_part_like_a_method() -> None:
+    assert entries_of("--methods", "dense,auto") == [("dense", "dense", False), ("auto", "spardl", True)]
+    both = entries_of("--methods", "auto,spardl", "--teams", "2", "--densities", "0.1,0.01")
+    assert both == [
+        (f"{name} {share}", "spardl", name == "auto") for name in ("spardl", "auto") for share in ("10 %", "1 %")
+    ]
+    assert ("auto 1 %, local", "spardl", True) in entries_of("--methods", "auto", "--updates", "local,diloco")
+
+
 def run_of(method: str, scores: list[float | None], *, seed: int = 0, **changes: Any) -> TrainReport:
     """A run that took 2 s per epoch and sent 1 MB in each; None: an epoch that was not tested."""
     seconds, sent, lr = changes.pop("seconds", 2.0), changes.pop("sent", 1e6), changes.pop("lr", 0.1)

@@ -62,7 +62,7 @@ def test_computing_and_local_updates_are_part_of_the_time(capfd):
     (plain,) = simulated(capfd, "--forward", "10ms", "--slow-worker", "1:3x")
     assert plain["compute_s"] == pytest.approx(0.03)
     every = ("--update", "local", "--every", "3", "--forward", "10ms", "--slow-worker", "1:3x")
-    (waiting,), (fitted,) = simulated(capfd, *every), simulated(capfd, *every, "--fit-steps")
+    (waiting,), (fitted,) = simulated(capfd, *every), simulated(capfd, *every, "--pace", "fitted")
     assert waiting["compute_s"] == pytest.approx(0.09)
     assert fitted["compute_s"] == pytest.approx(0.03)
     assert fitted["time_s"] < waiting["time_s"]
@@ -146,7 +146,8 @@ def test_a_file_that_is_no_topology_is_refused(tmp_path, capfd, text, said):
         (("--workers", "5000"), "4096 or fewer"),
         (("--pieces", "9999"), "give fewer"),
         (("--pieces", "2", "--update", "local"), "leave the pieces out"),
-        (("--fit-steps",), "--update local"),
+        (("--pace", "fitted"), "update"),
+        (("--update", "local", "--pace", "fitted"), "every=2 or more"),
         (("--overlap", "3"), "cannot be"),
         (("--gradients", "none.pt"), "cannot read none.pt"),
         (("--picture", "some.bmp"), ".png"),

@@ -1,8 +1,11 @@
 """A dashboard shows what a rank sees of a run: on loopback, from one file, with text as text."""
 
+import dataclasses
 import itertools
 import json
 import re
+import shutil
+import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,7 +16,7 @@ from spardl.dashboard.history import MOST, Curve, History
 from spardl.dashboard.page import render
 from spardl.dashboard.server import Dashboard
 from spardl.errors import ConfigError, PeerError, StateError
-from spardl.metrics import StepEvent
+from spardl.metrics import GroupStats, Span, StepEvent
 
 
 def event(step: int, *, counted: bool = True) -> StepEvent:
@@ -113,3 +116,45 @@ def test_a_failure_names_its_rank_and_the_end_of_a_session_is_none() -> None:
     assert history.snapshot()["failure"] == {"text": "rank 3 is gone", "peer": 3}
     history.ask_for_failure(lambda: StateError("this session has ended"))
     assert history.snapshot()["failure"] is None
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIETLY = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+
+
+def in_a_browser(page: Path) -> str:
+    """The page as a browser has it once its script has run."""
+    command = [CHROMIUM, *QUIETLY, "--disable-component-update", "--disable-sync"]
+    command += [f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_curves_groups_and_ranks(tmp_path: Path) -> None:
+    """Without a server, from the file alone, and with whatever names there are."""
+    board = Dashboard("a run", workers=3)
+    for step in range(3):
+        spans = (Span("layer4.* <b>", 0.001, 0.004), Span("layer1.*", 0.004, 0.008))
+        board.history.step(dataclasses.replace(event(step), spans=spans))
+        board.log(step, loss=1.0 / (step + 1))
+    board.history.groups([GroupStats("layer4.* <b>", 1000, steps=3, bytes_sent=120).to_dict()])
+    board.export(tmp_path / "run.html")
+    drawn = in_a_browser(tmp_path / "run.html")
+    assert "All 3 ranks took part in step 2." in drawn
+    assert len(re.findall(r"<path d=.M[0-9. L]+", drawn)) == 4  # loss, seconds, bytes, density
+    assert len(re.findall(r"<rect x=", drawn)) == 2
+    assert "layer4.* &lt;b&gt;: 1 ms to 4 ms" in drawn and "<b>:" not in drawn
+    assert len(re.findall(r'class="fine"', drawn)) == 3
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_shows_who_is_to_blame_and_what_ranks_say(tmp_path: Path) -> None:
+    history = History("a run", 3, {})
+    history.step(event(0))
+    history.ask_for_failure(lambda: PeerError("rank 2 is gone", peer=2))
+    history.ask_ranks_by(lambda: [("fine", "computes"), ("waits", "has waited 3.0 s for 2"), ("bad", "is gone")])
+    snapshot = history.snapshot(live=True)
+    (tmp_path / "run.html").write_text(render(snapshot, live=False), encoding="utf-8")
+    drawn = in_a_browser(tmp_path / "run.html")
+    assert "has waited 3.0 s for 2" in drawn and "rank 2 is gone" in drawn
+    assert re.findall(r'<span class="(\w+)">[012]</span>', drawn) == ["fine", "waits", "bad"]

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import spardl
-from frameworks import EXACT, WAYS, Samples, as_torchrun, loss_on, needs, optimizer_for, start_loss
+from frameworks import EXACT, WAYS, Samples, as_torchrun, loss_on, needs, optimizer_for, scaler_for, start_loss
 from training import all_equal, mlp, weights_of
 
 pytestmark = needs("accelerate")
@@ -26,7 +26,7 @@ def imported() -> None:
 class Run:
     """A loop as Accelerate's users write it."""
 
-    def __init__(self, update: str, optimizer: str, **how: Any) -> None:
+    def __init__(self, update: str, optimizer: str, precision: str = "fp32") -> None:
         from accelerate import Accelerator
         from accelerate.utils import DataLoaderConfiguration, set_seed
 
@@ -35,7 +35,13 @@ class Run:
         warnings.filterwarnings("ignore", category=spardl.SparDLWarning)
         set_seed(1)
         order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1)
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=order, **how)
+        mixed = "no" if precision == "fp32" else precision
+        accelerator = Accelerator(
+            cpu=True, gradient_accumulation_steps=2, dataloader_config=order, mixed_precision=mixed
+        )
+        if precision == "fp16":  # as on a GPU
+            accelerator.native_amp, accelerator.scaler = True, scaler_for(update, accelerator.process_index)
+        self.accelerator = accelerator
         model = mlp()
         plain = optimizer_for(model, optimizer)
         loader = DataLoader(Samples(), batch_size=8, shuffle=True)
@@ -43,6 +49,7 @@ class Run:
         self.model, self.optimizer, self.loader, self.schedule = self.accelerator.prepare(
             model, plain, loader, schedule
         )
+        assert self.optimizer.scaler is accelerator.scaler
         self.sync = attach(self.accelerator, self.model, self.optimizer, update=update, **EXACT)
 
     def train(self, *epochs: int) -> None:
@@ -59,8 +66,8 @@ class Run:
                     self.optimizer.zero_grad()
 
 
-def _resume(rank: int, workers: int, update: str, optimizer: str, folder: Path) -> tuple[Any, ...]:
-    whole = Run(update, optimizer)
+def _resume(rank: int, workers: int, update: str, optimizer: str, precision: str, folder: Path) -> tuple[Any, ...]:
+    whole = Run(update, optimizer, precision)
     whole.train(0, 1)
     whole.accelerator.save_state(folder)
     with whole.sync.shared():
@@ -69,46 +76,44 @@ def _resume(rank: int, workers: int, update: str, optimizer: str, folder: Path) 
     whole.train(2, 3)
     whole.sync.flush()
 
-    resumed = Run(update, optimizer)
+    resumed = Run(update, optimizer, precision)
     resumed.train(7)  # whatever was there before is forgotten
     resumed.accelerator.load_state(folder)
     resumed.train(2, 3)
     resumed.sync.flush()
-    loss = loss_on(whole.model.module, Samples())
-    return weights_of(whole.model), weights_of(resumed.model), loss, shared
+    if precision == "fp16":
+        assert whole.accelerator.scaler.state_dict() == resumed.accelerator.scaler.state_dict()
+    skipped = whole.sync.stats().total.skipped
+    return weights_of(whole.model), weights_of(resumed.model), loss_of(whole), shared, skipped
 
 
-@pytest.mark.parametrize(("update", "optimizer"), WAYS)
-def test_a_run_resumed_by_load_state_equals_one_that_did_not_stop(update: str, optimizer: str, tmp_path: Path) -> None:
-    """Bit for bit on every rank, with `accumulate` and clipping; the model's file has the shared weights."""
+def loss_of(run: Run) -> float:
+    with run.accelerator.autocast():
+        return loss_on(run.model.module, Samples())
+
+
+@pytest.mark.parametrize(("update", "optimizer", "precision"), WAYS)
+def test_a_run_resumed_by_load_state_equals_one_that_did_not_stop(
+    update: str, optimizer: str, precision: str, tmp_path: Path
+) -> None:
+    """Bit for bit on every rank, with `accumulate` and clipping; the model's file has the shared weights.
+
+    A scaler that finds its scale too large skips the same steps on all ranks where gradients are synchronised.
+    """
     from safetensors.torch import load_file
 
-    ranks = as_torchrun(2, _resume, update, optimizer, tmp_path)
+    ranks = as_torchrun(2, _resume, update, optimizer, precision, tmp_path)
     saved = torch.cat([each.flatten() for each in _in_order(load_file(tmp_path / "model.safetensors"))])
-    for whole, resumed, loss, shared in ranks:
+    for whole, resumed, loss, shared, skipped in ranks:
         assert torch.equal(whole, resumed)
         assert torch.equal(shared, saved)
         assert loss < start_loss()
-    assert all_equal(whole for whole, _, _, _ in ranks)
+        assert bool(skipped) == ((update, precision) == ("gradients", "fp16"))
+    assert all_equal(whole for whole, *_ in ranks)
 
 
 def _in_order(state: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [next(state[key] for key in state if key.endswith(name)) for name, _ in mlp().named_parameters()]
-
-
-def _bf16(rank: int, workers: int) -> tuple[float, torch.Tensor]:
-    run = Run("local", "adamw", mixed_precision="bf16")
-    run.train(0, 1, 2)
-    run.sync.flush()
-    with torch.autocast("cpu", torch.bfloat16):
-        return loss_on(run.model.module, Samples()), weights_of(run.model)
-
-
-@pytest.mark.slow
-def test_mixed_precision_learns_and_ends_with_one_model() -> None:
-    ranks = as_torchrun(2, _bf16)
-    assert all(loss < start_loss() for loss, _ in ranks)
-    assert all_equal(weights for _, weights in ranks)
 
 
 def _two_models(rank: int, workers: int, folder: Path) -> list[bool]:

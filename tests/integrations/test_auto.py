@@ -99,6 +99,53 @@ def test_dense_is_what_ddp_does() -> None:
         assert is_dense and all_equal([plain, chosen])
 
 
+def clipped_against_ddp(rank, workers):
+    """Weights after the same steps by DDP with clipped gradients, and by auto that has chosen dense; the last norm."""
+    plain = DistributedDataParallel(mlp())
+    optimizer = sgd(plain, momentum=0.9)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(plain, rank, step).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        optimizer.step()
+    model, optimizer, sync = attached(clip_norm=0.01)
+    turn(sync, dense=True)
+    train(model, optimizer, range(6))
+    norms = torch.linalg.vector_norm(torch.cat([each.grad.flatten() for each in model.parameters()]))
+    return weights_of(plain), weights_of(model), sync.is_dense, float(norms)
+
+
+def test_where_dense_is_chosen_its_average_is_clipped() -> None:
+    with mock.patch.object(auto, "begin_with", lambda found: (next(iter(found.trials)), list(found.trials)[1])):
+        outcomes = on_processes(2, clipped_against_ddp)
+    for plain, chosen, is_dense, norm in outcomes:
+        assert is_dense and norm <= 0.0101
+        torch.testing.assert_close(chosen, plain, rtol=1e-6, atol=1e-8)
+
+
+def back_to_dense(rank, workers):
+    """A gradient by auto that has been sparse and is dense again, in several buckets; and the mean of all ranks."""
+    model = DistributedDataParallel(mlp(), bucket_cap_mb=0.002)
+    optimizer = sgd(model, momentum=0.9)
+    with short_trials():
+        sync = spardl.attach(model, optimizer=optimizer, **AUTO)
+    for stage, dense in enumerate((False, True)):
+        turn(sync, dense=dense)
+        train(model, optimizer, range(10 * stage, 10 * stage + 5))
+    own = torch.autograd.grad(loss_of(model.module, rank, 99), list(model.module.parameters()))
+    mean = torch.cat([each.flatten() for each in own])
+    torch.distributed.all_reduce(mean)
+    optimizer.zero_grad()
+    loss_of(model, rank, 99).backward()
+    return sync.is_dense, torch.cat([each.grad.flatten() for each in model.parameters()]), mean / workers
+
+
+def test_back_from_sparse_every_bucket_is_averaged() -> None:
+    for is_dense, found, mean in on_processes(2, back_to_dense):
+        assert is_dense
+        torch.testing.assert_close(found, mean, rtol=1e-5, atol=1e-7)
+
+
 def what_waits_is_sent(rank, workers):
     """Without momentum residuals are gradients: after leaving, the mean of all that was computed has been delivered."""
     model = DistributedDataParallel(mlp())

@@ -1,6 +1,7 @@
 """Finalists are judged by real steps of the rehearsed training; what was not measured is corrected by what was."""
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
@@ -61,6 +62,15 @@ def test_dense_and_the_best_others_have_steps_of_their_own_and_all_ranks_find_th
         assert sum(sizes.values()) == sum(each.numel() for each in mlp().parameters())
         each = contests.SETTLING + MEASURED
         assert steps >= WARM_UP + LEAST_STEPS + raced * each - 1
+
+
+def test_dense_has_its_steps_at_once_and_the_others_in_two_turns() -> None:
+    turns = list(contests._turns({TOPKA: 6, DENSE: 7, GTOPK: 5}))
+    blocks = [(each, len(list(group))) for each, group in itertools.groupby(each for each, _ in turns)]
+    settled = contests.SETTLING
+    assert blocks == [(DENSE, settled + 7), *[(TOPKA, settled + 3), (GTOPK, settled + 3)] * 2]
+    counted = Counter(each for each, counts in turns if counts)
+    assert counted == {DENSE: 7, TOPKA: 6, GTOPK: 6}
 
 
 def without_ddp(rank, workers):

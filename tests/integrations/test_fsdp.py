@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import AdamW
 
 import spardl
 from processes import on_processes
-from sharding import WORKERS, grid, parts, sharded, whole
+from sharding import HOOKED, WORKERS, grid, parts, sharded, whole
 from spardl.integrations.parts import part_of
 from training import EXACT, all_equal, loss_of, mlp, sgd, train
 
@@ -20,7 +21,7 @@ WAYS = {
     "local": {"update": "local"},
     "local, reset": {"update": "local", "apply": "reset"},
     "gradients": {},
-    "gradients in backward": {"when": "backward"},
+    **({"gradients in backward": {"when": "backward"}} if HOOKED else {}),
 }
 
 
@@ -75,7 +76,7 @@ def test_at_density_one_every_way_gives_the_weights_of_native_hsdp():
 
 def _lose(rank, workers):
     mesh, lost = grid(), {}
-    for when in ("step", "backward"):
+    for when in ("step", "backward") if HOOKED else ("step",):
         theirs, ours = sharded(mesh), sharded(mesh["shard"])
         still = sgd(ours, lr=0.0)
         sync = attach(ours, still, mesh, density=0.05, when=when)
@@ -169,6 +170,7 @@ def _break_in_backward(rank, workers):
     return [float(part_of(each.grad).abs().sum()) for each in model.parameters()], texts
 
 
+@pytest.mark.skipif(not HOOKED, reason="this torch has no hook inside backward")
 def test_in_backward_a_module_that_is_not_finite_in_one_part_is_left_out_by_all():
     """The other modules count by themselves."""
     for rank, (sums, texts) in enumerate(on_processes(WORKERS, _break_in_backward)):
@@ -353,11 +355,9 @@ def _resume(rank, workers, cases):
 
 def test_resuming_equals_not_having_stopped_bit_for_bit():
     """Weights, from one state per rank or from one for all ranks with the same part."""
-    cases = [
-        (adamw, True, {"update": "local", "delay": 1}),
-        (heavy, False, {}),
-        (sgd, False, {"when": "backward", "method": "exdyna"}),
-    ]
+    cases = [(adamw, True, {"update": "local", "delay": 1}), (heavy, False, {})]
+    if HOOKED:
+        cases.append((sgd, False, {"when": "backward", "method": "exdyna"}))
     for found in on_processes(WORKERS, _resume, cases):
         for (uninterrupted, resumed), case in zip(found, cases, strict=True):
             assert torch.equal(uninterrupted, resumed), case
@@ -393,6 +393,20 @@ def _refused(rank, workers):
         except spardl.ConfigError as error:
             texts.append(str(error))
     return texts
+
+
+def _refused_by_an_old_torch(rank, workers):
+    if HOOKED:
+        del FSDPModule.set_all_reduce_hook
+    try:
+        started(grid(), when="backward")
+    except spardl.ConfigError as error:
+        return str(error)
+    return "attached"
+
+
+def test_a_torch_without_a_hook_in_backward_is_told_of():
+    assert all("no FSDPModule.set_all_reduce_hook" in text for text in on_processes(WORKERS, _refused_by_an_old_torch))
 
 
 def test_what_cannot_work_is_refused_with_a_sentence():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import spardl
-from frameworks import EXACT, WAYS, as_torchrun, needs, optimizer_for
+from frameworks import EXACT, WAYS, as_torchrun, needs, optimizer_for, scaler_for
 from training import all_equal, weights_of
 
 pytestmark = needs("transformers")
@@ -35,7 +35,7 @@ def counting(count: int = 64) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
-def parts(folder: Path, update: str, optimizer: str, **how: Any) -> tuple[Any, Any]:
+def parts(folder: Path, update: str, optimizer: str, precision: str = "fp32", **how: Any) -> tuple[Any, Any]:
     """A trainer, and our callback."""
     from transformers import Trainer, TrainingArguments
 
@@ -46,6 +46,7 @@ def parts(folder: Path, update: str, optimizer: str, **how: Any) -> tuple[Any, A
     usual: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_grad_norm": 1.0, "logging_steps": 4}
     usual |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
     usual |= {"per_device_train_batch_size": 4, "max_steps": 12, "data_seed": 3, "dataloader_pin_memory": False}
+    usual |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
     args = TrainingArguments(output_dir=str(folder), **{**usual, **how})
     model = tiny()
     made = optimizer_for(model, optimizer)
@@ -56,36 +57,44 @@ def parts(folder: Path, update: str, optimizer: str, **how: Any) -> tuple[Any, A
         eval_dataset=counting(8),
         optimizers=(made, torch.optim.lr_scheduler.StepLR(made, 4, gamma=0.9)),
     )
-    trainer.log_to_console = False
+    if precision == "fp16":  # as on a GPU
+        trainer.accelerator.native_amp, trainer.accelerator.scaler = True, scaler_for(update, args.process_index)
     callback = SparseSyncCallback(trainer, update=update, **EXACT)
     trainer.add_callback(callback)
     return trainer, callback
 
 
-def _resume(rank: int, workers: int, update: str, optimizer: str, folder: Path) -> tuple[Any, ...]:
+def _resume(rank: int, workers: int, update: str, optimizer: str, precision: str, folder: Path) -> tuple[Any, ...]:
     saving = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "steps", "eval_steps": 5}
-    trainer, _ = parts(folder, update, optimizer, **saving)
+    trainer, callback = parts(folder, update, optimizer, precision, **saving)
     trainer.train()
+    scaler, skipped = trainer.accelerator.scaler, callback.sync.stats().total.skipped
     whole = weights_of(trainer.model)
     before, *_, after = [record["loss"] for record in trainer.state.log_history if "loss" in record]
     logged = {key for record in trainer.state.log_history for key in record}
 
-    trainer, _ = parts(folder, update, optimizer, **saving)
+    trainer, _ = parts(folder, update, optimizer, precision, **saving)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
-    return whole, weights_of(trainer.model), before, after, "spardl/bytes_per_step" in logged
+    if precision == "fp16":
+        assert scaler.state_dict() == trainer.accelerator.scaler.state_dict()
+    return whole, weights_of(trainer.model), before, after, "spardl/bytes_per_step" in logged, skipped
 
 
-@pytest.mark.parametrize(("update", "optimizer"), WAYS)
+@pytest.mark.parametrize(("update", "optimizer", "precision"), WAYS)
 def test_a_run_resumed_from_the_trainers_checkpoint_equals_one_that_did_not_stop(
-    update: str, optimizer: str, tmp_path: Path
+    update: str, optimizer: str, precision: str, tmp_path: Path
 ) -> None:
-    """Bit for bit on every rank, with accumulation, clipping and evaluation in between; and it learns."""
-    ranks = as_torchrun(2, _resume, update, optimizer, tmp_path)
-    for whole, resumed, before, after, logged in ranks:
+    """Bit for bit on every rank, with accumulation, clipping and evaluation in between; and it learns.
+
+    A scaler that finds its scale too large skips the same steps on all ranks where gradients are synchronised.
+    """
+    ranks = as_torchrun(2, _resume, update, optimizer, precision, tmp_path)
+    for whole, resumed, before, after, logged, skipped in ranks:
         assert torch.equal(whole, resumed)
         assert after < before
         assert logged
-    assert all_equal(whole for whole, _, _, _, _ in ranks)
+        assert bool(skipped) == ((update, precision) == ("gradients", "fp16"))
+    assert all_equal(whole for whole, *_ in ranks)
 
 
 def _look(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
@@ -93,7 +102,7 @@ def _look(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
 
     best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}  # the first
     every = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
-    trainer, _ = parts(folder, "local", "adamw", bf16=True, **best, **every)
+    trainer, _ = parts(folder, "local", "adamw", "bf16", **best, **every)
     seen: dict[str, list[torch.Tensor]] = {"evaluated": [], "own": []}
 
     class Look(TrainerCallback):

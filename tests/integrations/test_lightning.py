@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import spardl
-from frameworks import EXACT, WAYS, Samples, as_torchrun, loss_on, needs, optimizer_for, start_loss
+from frameworks import EXACT, WAYS, Samples, as_torchrun, loss_on, needs, optimizer_for, scaler_for, start_loss
 from training import all_equal, mlp, weights_of
 
 pytestmark = needs("lightning")
@@ -67,7 +67,7 @@ def parts(update: str, optimizer: str, epochs: int, **how: Any) -> tuple[Any, An
         accelerator="cpu",
         devices=2,
         strategy="ddp",
-        plugins=[TorchElasticEnvironment()],
+        plugins=[TorchElasticEnvironment(), *settings.pop("plugins", [])],
         callbacks=callbacks,
         **quiet,
         **settings,
@@ -82,33 +82,45 @@ def data() -> DataLoader[Any]:
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def _resume(rank: int, workers: int, update: str, optimizer: str, folder: Path) -> tuple[Any, ...]:
+def half(update: str, rank: int) -> dict[str, Any]:
+    """What Trainer(precision="16-mixed") makes for a GPU, for a CPU."""
+    from lightning.pytorch.plugins import MixedPrecision
+
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler_for(update, rank))]}
+
+
+def _resume(rank: int, workers: int, update: str, optimizer: str, precision: str, folder: Path) -> tuple[Any, ...]:
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    how = {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2}
-    module, trainer, sync = parts(update, optimizer, 4, **how)
-    trainer.fit(module, data(), data())
-    whole, sent = weights_of(module), sync.sync.stats().total.bytes_sent
+    def fit(epochs: int, resume_from: Path | None = None, **more: Any) -> tuple[Any, Any]:
+        how: dict[str, Any] = {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2, **more}
+        how |= half(update, rank) if precision == "fp16" else {"precision": {"bf16": "bf16-mixed"}.get(precision)}
+        module, trainer, sync = parts(update, optimizer, epochs, **how)
+        trainer.fit(module, data(), data(), ckpt_path=resume_from, weights_only=True)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        return module, (sync.sync.stats().total.skipped, None if scaler is None else scaler.state_dict())
 
-    saves = ModelCheckpoint(dirpath=folder, filename="half", save_top_k=-1)
-    module, trainer, sync = parts(update, optimizer, 2, callbacks=[saves], **{**how, "enable_checkpointing": True})
-    trainer.fit(module, data(), data())
+    module, (skipped, scaler) = fit(4)
+    whole = weights_of(module)
+    fit(2, callbacks=[ModelCheckpoint(dirpath=folder, filename="half", save_top_k=-1)], enable_checkpointing=True)
+    module, (_, resumed_scaler) = fit(4, folder / "half.ckpt")
+    assert scaler == resumed_scaler
+    return whole, weights_of(module), loss_on(module, Samples()), skipped
 
-    module, trainer, sync = parts(update, optimizer, 4, **how)
-    trainer.fit(module, data(), data(), ckpt_path=folder / "half.ckpt", weights_only=True)
-    return whole, weights_of(module), loss_on(module, Samples()), sent
 
-
-@pytest.mark.parametrize(("update", "optimizer"), WAYS)
+@pytest.mark.parametrize(("update", "optimizer", "precision"), WAYS)
 def test_a_run_resumed_from_lightnings_checkpoint_equals_one_that_did_not_stop(
-    update: str, optimizer: str, tmp_path: Path
+    update: str, optimizer: str, precision: str, tmp_path: Path
 ) -> None:
-    """Bit for bit on every rank, with accumulation, clipping, a schedule and validation in between; and it learns."""
-    ranks = as_torchrun(2, _resume, update, optimizer, tmp_path)
-    for whole, resumed, loss, sent in ranks:
+    """Bit for bit on every rank, with accumulation, clipping, a schedule and validation in between; and it learns.
+
+    A scaler that finds its scale too large skips the same steps on all ranks where gradients are synchronised.
+    """
+    ranks = as_torchrun(2, _resume, update, optimizer, precision, tmp_path)
+    for whole, resumed, loss, skipped in ranks:
         assert torch.equal(whole, resumed)
         assert loss < start_loss()
-        assert sent > 0
+        assert bool(skipped) == ((update, precision) == ("gradients", "fp16"))
     assert all_equal(whole for whole, _, _, _ in ranks)
 
 

@@ -109,12 +109,13 @@ def _damage(rank, workers):
     attempt(lambda state: state["local"]["landings"][name].pop("sent"))
     attempt(lambda state: state["local"].update(steps=-1))
     attempt(lambda state: state["local"].update(optimizers=[]))
+    attempt(lambda state: state["local"].update(scaler={"scale": -1.0}))
     return texts
 
 
 def test_a_state_of_another_place_or_a_damaged_one_is_refused_and_nothing_is_changed():
     for texts in on_processes(2, _damage):
-        assert len(texts) == 10 and all(text != "loaded" and text.endswith((".", "one.")) for text in texts), texts
+        assert len(texts) == 11 and all(text != "loaded" and text.endswith((".", "one.")) for text in texts), texts
 
 
 def _reload(rank, workers):

@@ -18,6 +18,8 @@ from mutations import mutated
 from processes import on_processes
 from spardl.config import SyncConfig
 from spardl.errors import CheckpointError, ConfigError
+from spardl.integrations import auto
+from spardl.planning import survey
 from spardl.train.checkpoint import facts_of
 from spardl.train.keeper import Keeper
 from spardl.train.loop import train
@@ -91,6 +93,40 @@ def test_going_on_equals_never_having_stopped(case: str, tmp_path: Path) -> None
         assert [epoch.train_loss for epoch in report.epochs] == [epoch.train_loss for epoch in whole.epochs]
         assert report.costs.bytes_sent == whole.costs.bytes_sent
         assert readings(report) == readings(whole)
+
+
+def choose_and_go_on(rank, workers, recipe, rule, folder):
+    """Train by whatever is chosen, saving on the way, and go on from the first checkpoint."""
+    how = {"rule": rule, "chooses": True}
+    saving = Saving(folder=folder, every=Every(steps=10, seconds=None), keep=100)
+    whole = train(recipe, SPARSE, **how, keeper=Keeper(saving))
+    first = str(sorted(folder.iterdir())[0])
+    return whole, train(recipe, SPARSE, **how, keeper=Keeper(Saving(folder=None, resume=first)))
+
+
+def go_on_with_others(rank, workers, recipe, folder):
+    return train(recipe, SPARSE, chooses=True, keeper=Keeper(Saving(folder=None, resume=str(folder))))
+
+
+@pytest.mark.parametrize("rule", [None, LocalUpdates(every=2)], ids=["gradients", "local"])
+def test_a_run_whose_method_was_chosen_goes_on(rule: LocalUpdates | None, tmp_path: Path, quick_choice: None) -> None:
+    """All ranks have chosen alike, before and after; which method it is depends on times."""
+    recipe = fakes.POINTS.changed(clip=0.5)
+    outcomes = on_processes(2, choose_and_go_on, recipe, rule, tmp_path)
+    for reports in zip(*outcomes, strict=True):
+        assert len({report.parameters_sha256 for report in reports}) == 1
+        assert {report.method for report in reports} == {"auto"} and len({report.chosen for report in reports}) == 1
+    assert outcomes[0][1].resumed_at == 10
+    if rule is None:
+        found = on_processes(3, go_on_with_others, recipe, sorted(tmp_path.iterdir())[0])
+        assert len({report.parameters_sha256 for report in found}) == 1 and found[0].resumed_at is not None
+
+
+@pytest.fixture
+def quick_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little time for trials, and a sparse way to begin with, so that there is something to save."""
+    monkeypatch.setattr(survey, "QUICK_S", 0.05)
+    monkeypatch.setattr(auto, "begin_with", lambda found: (list(found.trials)[1], list(found.trials)[1]))
 
 
 def readings(report):

@@ -8,7 +8,16 @@ from pathlib import Path
 
 from spardl.cli.curves import Curve, best_of, check_pictures, is_dense, save_pictures
 from spardl.cli.goals import how_soon
-from spardl.cli.options import DEFAULTS, add_model_options, add_sync_options, add_worker_options, sync_configs
+from spardl.cli.options import (
+    AUTO,
+    DEFAULTS,
+    add_model_options,
+    add_sync_options,
+    add_worker_options,
+    method_list,
+    sync_config,
+    sync_configs,
+)
 from spardl.cli.output import as_percent, records, table
 from spardl.cli.page import check_page, write_page
 from spardl.cli.parser import Numbers
@@ -77,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
                         entry.config,
                         rule=entry.rule,
                         rival=entry.rival,
+                        chooses=entry.chooses,
                         data_dir=options.data_dir,
                         observer=titled,
                     )
@@ -105,28 +115,38 @@ def deliver(curves: Sequence[Curve], rates: Sequence[float], options: argparse.N
 
 @dataclass(frozen=True)
 class Entry:
-    """A way to synchronise that takes part."""
+    """A way to synchronise that takes part; `chooses`: by the method that is measured to be quickest."""
 
     label: str
     config: SyncConfig
     rule: LocalUpdates | None = None
     rival: str | None = None
+    chooses: bool = False
 
 
 def chosen_entries(options: argparse.Namespace) -> list[Entry]:
     """Each method, a sparse one at each density and under each update rule, in the order in which they were named."""
-    configs, updates = sync_configs(options), chosen_updates(options)
+    names, updates = method_list(options), chosen_updates(options)
+    stand_in = DEFAULTS["method"]
+    configs = sync_configs(options, [stand_in if name == AUTO else name for name in names])
+    to_choose = sync_config(options, stand_in, others=True) if AUTO in names else None
+    if to_choose is not None and stand_in not in names:
+        configs = [config for config in configs if config.method != stand_in]
     if options.densities is not None and not options.densities:
         raise ConfigError("--densities names no density; write it as 0.01,0.001.")
     if options.densities is not None and options.density != DEFAULTS["density"]:
         raise ConfigError("give --density or --densities, not both.")
-    if updates != [GRADIENTS] and all(is_dense(config.method) for config in configs):
+    if updates != [GRADIENTS] and not to_choose and all(is_dense(config.method) for config in configs):
         raise ConfigError("--updates are for sparse methods, and --methods names none; add spardl there.")
     found: dict[str, Entry] = {}
     for config in configs:
         for entry in _entries(config, updates, options):
             # A published way that sends everything is the same under every method.
             found.setdefault(entry.label, entry)
+    for entry in _entries(to_choose, updates, options) if to_choose else []:
+        if entry.label.startswith(stand_in):  # and is no published way, which has chosen already
+            label = AUTO + entry.label.removeprefix(stand_in)
+            found[label] = dataclasses.replace(entry, label=label, chooses=True)
     return [*chosen_rivals(options), *found.values()]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spardl.cli.options import AUTO
 from spardl.cli.output import SHARES, as_bytes, check_target
 from spardl.cli.plot import check_drawing
 from spardl.collectives.methods.registry import method_class
@@ -40,6 +41,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "svg.fonttype": "none",
 }
+LINE, HANDLE = 70, 8  # letters that fit under a picture, and what the sample of a line takes of them
 TIMES = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
@@ -109,7 +111,9 @@ def mean_of(numbers: Sequence[float]) -> float:
 
 
 def is_dense(method: str) -> bool:
-    return method in DENSE_RIVALS if method in RIVALS else method_class(method).about.dense
+    if method in RIVALS:
+        return method in DENSE_RIVALS
+    return method != AUTO and method_class(method).about.dense
 
 
 def reference(curves: Sequence[Curve]) -> Curve | None:
@@ -195,8 +199,14 @@ def draw(curves: Sequence[Curve], name: str) -> "Figure":
         axes.set_xlabel("sent per worker")
     _scale_scores(axes, curves)
     axes.grid(alpha=0.2, color=INK, linewidth=0.6)
-    figure.legend(loc="outside lower center", ncols=min(3, len(curves)), frameon=False)
+    figure.legend(loc="outside lower center", ncols=_columns(curves), frameon=False)
     return figure
+
+
+def _columns(curves: Sequence[Curve]) -> int:
+    """How many labels of the longest one's length fit side by side under a picture; three at most."""
+    longest = max(len(curve.label) for curve in curves)
+    return max(1, min(3, len(curves), LINE // (longest + HANDLE)))
 
 
 def _draw_curves(axes: "Axes", curves: Sequence[Curve], dense: Curve | None, over: Callable[[Point], float]) -> None:

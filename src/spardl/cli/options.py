@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spardl.choices import check_choice, declared
@@ -12,6 +12,7 @@ from spardl.config import OF_A_MODEL, SyncConfig, options_of
 from spardl.density import DensitySchedule
 from spardl.errors import ConfigError
 
+AUTO = "auto"  # as `attach` takes it: measure, and choose
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(SyncConfig)}
 
 MODEL_OPTIONS = (*OF_A_MODEL, "dense_below")
@@ -144,10 +145,10 @@ def sync_config(options: argparse.Namespace, method: str | None = None, *, other
     settings = {name: getattr(options, name) for name in DEFAULTS if hasattr(options, name)}
     if method is not None:
         settings["method"] = method
-    if settings["method"] == "auto":
+    if settings["method"] == AUTO:
         raise ConfigError(
-            "auto is for attach, in a script; here `spardl plan --recipe NAME --out plan.toml` chooses, and"
-            " `spardl train --plan plan.toml` takes it up."
+            "auto chooses while a model is trained: `spardl train` and `spardl compare` take it, and `spardl plan`"
+            " compares all methods without being told; name a method here."
         )
     if options.density_warmup is not None:
         settings["density"] = _warmup(options.density_warmup, settings["density"])
@@ -158,25 +159,40 @@ def sync_config(options: argparse.Namespace, method: str | None = None, *, other
     return SyncConfig(**settings)
 
 
+def training_config(options: argparse.Namespace) -> tuple[SyncConfig, bool]:
+    """The same for a training, and whether its method is to be measured: then the default one stands in its place."""
+    chooses = options.method == AUTO
+    return sync_config(options, DEFAULTS["method"] if chooses else None), chooses
+
+
 def given_method_options(options: argparse.Namespace) -> list[str]:
     """The options of single methods that were given."""
     known = dict.fromkeys(name for method in method_names() for name in options_of(method))
     return [name for name in known if getattr(options, name, None) is not None]
 
 
-def sync_configs(options: argparse.Namespace) -> list[SyncConfig]:
-    """One configuration per name in `--methods`, in that order."""
-    names = [name.strip() for name in options.methods.split(",") if name.strip()]
+def sync_configs(options: argparse.Namespace, names: Sequence[str] | None = None) -> list[SyncConfig]:
+    """One configuration per name in `--methods`, or of these, in that order."""
+    if names is None:
+        names = method_list(options)
     if names == ["all"]:
         names = list(method_names())
-    if not names:
-        raise ConfigError("--methods names no method; `spardl methods` lists them.")
     for name in names:
+        if name == AUTO:
+            sync_config(options, AUTO)
         check_choice("method", name, method_names(), hint="`spardl methods` lists them")
     for option in given_method_options(options):
         if not any(option in options_of(name) for name in names):
             raise ConfigError(f"none of {', '.join(names)} has an option {option!r}; leave it out.")
     return [sync_config(options, name, others=True) for name in dict.fromkeys(names)]
+
+
+def method_list(options: argparse.Namespace) -> list[str]:
+    """The names in `--methods`, each once."""
+    names = [name.strip() for name in options.methods.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("--methods names no method; `spardl methods` lists them.")
+    return list(dict.fromkeys(names))
 
 
 def _port(text: str) -> int:

@@ -12,6 +12,7 @@ from spardl.cli.topology import factor, network_of
 from spardl.cli.units import bytes_per_second, seconds
 from spardl.cli.updates import chosen_update
 from spardl.errors import ConfigError
+from spardl.update import LocalUpdates, fitted_steps
 
 if TYPE_CHECKING:
     from spardl.simulator.gradients import Gradients
@@ -55,10 +56,8 @@ class Point:
             optimizer=seconds(options.optimizer),
             pieces=options.pieces,
             update=rule,
-            local_steps=_fitted(slower, 1 if rule is None else rule.every) if options.fit_steps else {},
+            local_steps=_fitted(slower, options.workers, rule),
         )
-        if options.fit_steps and rule is None:
-            raise ConfigError("--fit-steps is about local steps; give --update local too.")
         return simulate(
             workers=options.workers,
             elements=options.elements,
@@ -124,9 +123,11 @@ def _slow_workers(options: argparse.Namespace) -> dict[int, float]:
     return found
 
 
-def _fitted(slower: Mapping[int, float], every: int) -> dict[int, int]:
-    """Local steps that slower workers do in the time in which the others do theirs; at least one."""
-    return {rank: max(1, math.floor(every / slow)) for rank, slow in slower.items() if slow > 1}
+def _fitted(slower: Mapping[int, float], workers: int, rule: LocalUpdates | None) -> dict[int, int]:
+    """Local steps by rank, where they are fitted to how slow ranks are."""
+    if rule is None or rule.pace != "fitted":
+        return {}
+    return dict(enumerate(fitted_steps(rule.every, [slower.get(rank, 1.0) for rank in range(workers)])))
 
 
 def _gradients(options: argparse.Namespace) -> "Gradients":

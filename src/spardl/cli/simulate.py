@@ -71,11 +71,6 @@ def _add_work_options(parser: argparse.ArgumentParser) -> None:
         help="a worker that computes so many times slower; may be repeated",
     )
     group.add_argument(
-        "--fit-steps",
-        action="store_true",
-        help="with local updates, slow workers do as many local steps as fit into the time of the others",
-    )
-    group.add_argument(
         "--cores", type=number_of("cores"), metavar="N", help="all workers share so many cores (default: one each)"
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spardl.cli.board import Board, add_dashboard_options, board_for, check_dashboard
 from spardl.cli.log import Log, check_log_dir
-from spardl.cli.options import add_model_options, add_sync_options, add_worker_options, sync_config
+from spardl.cli.options import add_model_options, add_sync_options, add_worker_options, training_config
 from spardl.cli.output import as_bytes, as_figure, as_percent, as_seconds, check_target, records, table
 from spardl.cli.parser import number_of
 from spardl.cli.plot import check_plot, draw_run
@@ -66,7 +66,9 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     # What cannot work is refused before any worker starts.
     plan = PlanFile.read(options.plan) if options.plan is not None else None
-    rule, config = with_plan(options, plan) if plan else chosen_update(options, options.update, sync_config(options))
+    asked, chooses = training_config(options)
+    rule, config = with_plan(options, plan, asked) if plan else chosen_update(options, options.update, asked)
+    check_auto(chooses, plan, config)
     recipe, saving = chosen_recipe(options), chosen_saving(options)
     check_log_dir(options.log_dir, resuming=saving.resume is not None)
     check_plot(options.plot)
@@ -86,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
             keeper = Keeper(saving, asked) if saving.folder is not None or saving.resume is not None else None
             recorder = GradientRecorder(*recording) if recording is not None else None
             how: dict[str, Any] = {"rule": rule, "plan": plan, "data_dir": options.data_dir, "recorder": recorder}
+            how["chooses"] = chooses
             attached = None if board is None else board.connect
             report = train(recipe, config, **how, observer=watcher, keeper=keeper, attached=attached)
             write(report.to_dict())
@@ -113,7 +116,17 @@ def chosen_recording(text: str | None) -> tuple[Path, int] | None:
     return Path(path), int(steps)
 
 
-def with_plan(options: argparse.Namespace, plan: PlanFile) -> "tuple[LocalUpdates | None, SyncConfig]":
+def check_auto(chooses: bool, plan: PlanFile | None, config: SyncConfig) -> None:
+    """Refuse to choose what has been chosen."""
+    if chooses and plan is not None:
+        raise ConfigError("a plan has chosen already; give --plan or --method auto, not both.")
+    if chooses and (config.is_dense or config.density == 1.0):
+        raise ConfigError("where everything is sent there is nothing to choose; give a density, or leave auto out.")
+
+
+def with_plan(
+    options: argparse.Namespace, plan: PlanFile, asked: SyncConfig
+) -> "tuple[LocalUpdates | None, SyncConfig]":
     """What a plan says, and on top of it what was given on the command line."""
     place = Place.from_environment()
     workers = place.workers if place else options.workers
@@ -121,9 +134,9 @@ def with_plan(options: argparse.Namespace, plan: PlanFile) -> "tuple[LocalUpdate
         options.workers = workers = plan.workers
     plan.check_workers(workers)
     rule, planned = plan.config()
-    settings = sync_config(options).to_dict()
+    settings = asked.to_dict()
     given = {name: settings[name] for name in options.given if name in settings}
-    found = configure(planned, {**given, "density": sync_config(options).density} if "density" in given else given)
+    found = configure(planned, {**given, "density": asked.density} if "density" in given else given)
     update = options.update if "update" in options.given else rule or GRADIENTS
     rule, _ = resolve(update, given_local_settings(options))
     return rule, found

@@ -40,9 +40,24 @@ def entries_sent(workers: int, teams: int, entries: int) -> float:
 
 def bytes_sent(workers: int, teams: int, entries: int, density: float) -> float:
     """The same in bytes, as frames of bf16 values have them: a header a message, a count a block."""
-    blocks = 2 * (workers // teams - 1) + (_log2(teams) if is_power_of_two(teams) else teams - 1)
-    each = entry_bits(density) / 8
-    return rounds(workers, teams) * HEADER + blocks * COUNT + entries_sent(workers, teams, entries) * each
+    if is_power_of_two(teams):
+        between = _log2(teams) * bytes_between(workers, teams, entries, density)
+    else:
+        offered = OFFERED * (teams - 1) * entries / workers
+        between = _log2(teams) * HEADER + (teams - 1) * COUNT + offered * entry_bits(density) / 8
+    return bytes_within(workers, teams, entries, density) + between
+
+
+def bytes_within(workers: int, teams: int, entries: int, density: float) -> float:
+    """What of it stays in a worker's own team: all but one block, scattered and gathered."""
+    size = workers // teams
+    frames = 2 * _log2(size) * HEADER + 2 * (size - 1) * COUNT
+    return frames + entries * 2 * (workers - teams) / workers * entry_bits(density) / 8
+
+
+def bytes_between(workers: int, teams: int, entries: int, density: float) -> float:
+    """A message from team to team, by recursive doubling: one block."""
+    return HEADER + COUNT + entries * teams / workers * entry_bits(density) / 8
 
 
 def entry_bits(density: float) -> float:

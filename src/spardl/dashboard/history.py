@@ -11,6 +11,10 @@ from spardl.metrics import StepEvent
 from spardl.version import __version__
 
 MOST = 1000  # points of a curve; beyond, every second one is dropped
+ROWS = 100  # groups of a timeline; beyond, the others are not shown
+ASK_EVERY_S = 1.0
+
+Standing = tuple[str, str]  # of a rank: "fine", "waits", "bad" or "unknown", and that in words
 
 
 class Curve:
@@ -55,7 +59,13 @@ class History:
         self._groups: list[dict[str, Any]] = []
         self._steps = self._refused = self._bytes = self._dense_bytes = 0
         self._heard: float | None = None
+        self._timeline: dict[str, Any] = {}
         self._ask: Callable[[], BaseException | None] = lambda: None
+        self._ask_ranks: Callable[[], Sequence[Standing] | None] = lambda: None
+        self._ranks: tuple[float, Sequence[Standing] | None] = (
+            -math.inf,
+            None,
+        )  # when they were asked, and what was said
 
     def describe(self, title: str, workers: int, facts: Mapping[str, str]) -> None:
         """What the run is, once it is known."""
@@ -68,6 +78,8 @@ class History:
             self._refused += not event.counted
             self._bytes += event.bytes_sent
             self._dense_bytes += 4 * event.elements
+            spans = [(each.group, each.begins, each.ends) for each in event.spans[:ROWS]]
+            self._timeline = {"step": event.step, "seconds": event.seconds, "spans": spans, "of": len(event.spans)}
             found = {"exchange seconds": event.seconds, "bytes sent": event.bytes_sent, "density": event.density}
             self._add(event.step, found)
 
@@ -85,14 +97,27 @@ class History:
         """Whom to ask whether the run has failed, and why."""
         self._ask = ask
 
+    def ask_ranks_by(self, ask: Callable[[], Sequence[Standing] | None]) -> None:
+        """How to find out what each rank is doing, in rank order; None while nobody can tell."""
+        self._ask_ranks = ask
+
+    def standings(self) -> Sequence[Standing] | None:
+        """What each rank is doing now; asked once per second at most, whoever looks."""
+        asked, said = self._ranks
+        if time.monotonic() - asked >= ASK_EVERY_S:
+            said = self._ask_ranks()
+            self._ranks = (time.monotonic(), said)
+        return said
+
     def _failure(self) -> dict[str, Any] | None:
         error = self._ask()
         if error is None or isinstance(error, StateError):  # which is how a session ends
             return None
         return {"text": str(error), "peer": getattr(error, "peer", None)}
 
-    def snapshot(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+    def snapshot(self, *, live: bool = False) -> dict[str, Any]:
+        """Plain values, fit for JSON; `live`: with what each rank is doing, which takes up to a second to hear."""
+        ranks = self.standings() if live else None
         with self._lock:
             return {
                 **self._head,
@@ -104,6 +129,8 @@ class History:
                 "failure": self._failure(),
                 "curves": {name: curve.shown() for name, curve in self._curves.items()},
                 "groups": self._groups,
+                "timeline": self._timeline,
+                "ranks": ranks,
             }
 
     def _add(self, step: int, values: Mapping[str, float]) -> None:

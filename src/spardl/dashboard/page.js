@@ -102,7 +102,7 @@ function curve(name, points) {
   const figure = make("figure");
   const caption = make("figcaption", `${name}: `);
   caption.append(make("b", show(values[values.length - 1])));
-  if (high > low) caption.append(make("span", ` (${show(low)} to ${show(high)})`, "soft"));
+  if (high > low) caption.append(make("span", ` ${show(low)} to ${show(high)}`, "soft range"));
   figure.append(caption, picture);
   return figure;
 }
@@ -113,9 +113,49 @@ function row(tag, cells) {
   return element;
 }
 
+// Groups of the last step, each where it was exchanged between the first gradient and the commit.
+function timeline(run) {
+  const { spans, seconds: whole, step, of } = run.timeline;
+  if (!spans || !spans.length) return make("span", "No step has been synchronised yet.", "soft");
+  const [width, row, left, right, bottom] = [960, 18, 240, 60, 18];
+  const height = row * spans.length + bottom;
+  const at = (time) => left + ((width - left - right) * time) / (whole || 1);
+  const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "groups of the last step" });
+  const write = (text, x, y, anchor) => {
+    const label = draw("text", { x, y, "text-anchor": anchor });
+    label.textContent = text;
+    picture.append(label);
+  };
+  spans.forEach(([name, begins, ends], index) => {
+    const y = row * index;
+    write(name.length > 38 ? `${name.slice(0, 37)}\u2026` : name, left - 8, y + 13, "end");
+    picture.append(draw("line", { x1: left, x2: width - right, y1: y + row / 2, y2: y + row / 2 }));
+    const bar = draw("rect", { x: at(begins), y: y + 3, width: Math.max(1, at(ends) - at(begins)), height: row - 6, rx: 2 });
+    const hint = draw("title", {});
+    hint.textContent = `${name}: ${seconds(begins)} to ${seconds(ends)}`;
+    bar.append(hint);
+    picture.append(bar);
+    write(seconds(ends - begins), width - right + 8, y + 13, "start");
+  });
+  write(`step ${step} begins`, left, height - 4, "start");
+  write(seconds(whole), width - right, height - 4, "end");
+  const figure = make("figure");
+  figure.append(picture);
+  if (of > spans.length) figure.append(make("figcaption", `and ${of - spans.length} more`, "soft"));
+  return figure;
+}
+
+function rankChip(run, rank) {
+  const [state, words] = rankState(run, rank);
+  const element = make("div");
+  element.append(make("span", String(rank), state), make("small", words, state === "bad" ? "bad" : "soft"));
+  return element;
+}
+
 function rankState(run, rank) {
-  if (run.failure && run.failure.peer === rank) return "bad";
-  return run.failure || run.quiet_seconds === null ? "unknown" : "";
+  if (run.failure && run.failure.peer === rank) return ["bad", "is blamed"];
+  if (run.ranks && run.ranks[rank]) return run.ranks[rank];
+  return [run.failure || run.quiet_seconds === null ? "unknown" : "fine", ""];
 }
 
 function health(run, live) {
@@ -142,8 +182,9 @@ function showRun(run, live) {
   drawn.sort(([one], [other]) => (one in UNITS) - (other in UNITS)); // a script's own first
   fill("curves", ...drawn.map(([name, points]) => curve(name, points)));
   const ranks = Array.from({ length: Math.min(run.workers, 256) }, (_, rank) => rank);
-  fill("ranks", ...ranks.map((rank) => make("span", String(rank), rankState(run, rank))));
+  fill("ranks", ...ranks.map((rank) => rankChip(run, rank)));
   fill("health", health(run, live));
+  fill("timeline", timeline(run));
   const rows = run.groups.map((group) => row("td", COLUMNS.map(([, show]) => show(group))));
   fill("groups", row("th", COLUMNS.map(([name]) => name)), ...rows);
 }

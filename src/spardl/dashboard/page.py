@@ -18,6 +18,7 @@ def render(snapshot: dict[str, Any], *, live: bool) -> str:
         '<div id="title"></div><p id="facts"></p><p id="state"></p><div id="cards" class="cards"></div>',
         '<h2>Curves</h2><div id="curves" class="curves"></div>',
         '<h2>Ranks</h2><div id="ranks" class="ranks"></div><p id="health"></p>',
+        '<h2>Last step, on this rank</h2><div id="timeline" class="timeline"></div>',
         '<h2>Groups, per step on this rank</h2><div class="wide"><table id="groups"></table></div>',
     ]
     head = [

@@ -78,9 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host", "").rpartition(":")[0] not in NAMES:
             self._answer(403, "text/plain", "This page is for this machine alone.")
         elif self.path == "/":
-            self._answer(200, "text/html", render(self.source.snapshot(), live=True))
+            self._answer(200, "text/html", render(self.source.snapshot(live=True), live=True))
         elif self.path == "/data.json":
-            self._answer(200, "application/json", json.dumps(self.source.snapshot(), allow_nan=False))
+            self._answer(200, "application/json", json.dumps(self.source.snapshot(live=True), allow_nan=False))
         else:
             self._answer(404, "text/plain", "There is / and /data.json.")
 

@@ -17,7 +17,7 @@ from spardl.config import SyncConfig
 from spardl.errors import ConfigError, StateError
 from spardl.integrations import ranks
 from spardl.integrations.boundary import UNKNOWN_SCALER, called_by
-from spardl.integrations.handle import SyncHandle
+from spardl.integrations.gradients import GradientHandle
 from spardl.integrations.model import facts_of, parts_as_members, stepped_parameters
 from spardl.integrations.optim.momenta import Momenta
 from spardl.integrations.optim.momentum import LocalMomentum, flatten, in_memory_order, is_gapless, unflatten
@@ -37,7 +37,7 @@ REFUSED_OFTEN = (
 )
 
 
-class StepSync(SyncHandle):
+class StepSync(GradientHandle):
     """What `attach(..., when="step")` returns. Making one is collective, and gives all ranks the weights of rank 0.
 
     Args:
@@ -75,7 +75,6 @@ class StepSync(SyncHandle):
         ranks.begin_alike(model, self.session.transport)
         self._momenta = Momenta([optimizer], self._parameters, self.session)
         self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
-        self._loaded = False
         self._optimizer = optimizer
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._asked = scaler is not None  # whether somebody has looked for a scaler
@@ -165,23 +164,6 @@ class StepSync(SyncHandle):
 
     def _who(self) -> str:
         return f"this rank's gradient of {self._bad!r} was" if self._bad else "some rank's gradient was"
-
-    # --- the rest of its life -------------------------------------------------------------------------------------
-
-    @property
-    def weights(self) -> Mapping[str, nn.Parameter]:
-        return self._parameters
-
-    def _settle(self) -> None:
-        self.session.wait()
-        self._momenta.inherit()
-
-    def _leave(self) -> None:
-        """Replicas would part without us, so the hook stays, and averages densely."""
-        self._momenta.end()
-
-    def _load_extras(self, state: Mapping[str, Any]) -> None:
-        self._loaded = True
 
 
 def flat_gradient(parameter: nn.Parameter) -> Tensor:

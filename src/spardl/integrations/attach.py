@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from spardl import _torch_private
 from spardl.choices import check_choice
@@ -29,6 +30,7 @@ from spardl.transport.torchdist import Group, member_ranks
 from spardl.update import GRADIENTS, LocalUpdates, check_beside, resolve
 
 LOCALLY = 'update="local" takes any optimizer as it is, and loses nothing by it.'
+ONLY_SETTINGS = "who joins a run gives its settings, and no group, team_size or method to be chosen."
 
 
 def attach(
@@ -99,7 +101,11 @@ def attach(
         if when not in (None, "step"):
             raise ConfigError(f'when="{when}" is about gradients; local updates are exchanged after the step.')
         check_for_auto_in_parts(chooses, in_parts=replicate is not None)
-        return attach_locally(model, rule, where, chooses=chooses, invitation=invitation, **given, **others)
+        if invitation is not None:
+            if chooses or where is not None:
+                raise ConfigError(ONLY_SETTINGS)
+            return join(model, rule, invitation, **given, **others)
+        return attach_locally(model, rule, where, chooses=chooses, **given, **others)
     if invitation is not None:
         raise ConfigError('an invitation is to a run with local updates; give update="local" and on_loss="continue".')
     moment = when_for(model, when, in_parts=replicate is not None)
@@ -138,24 +144,15 @@ def when_for(model: nn.Module, when: str | None, *, in_parts: bool) -> str:
 
 
 def attach_at_step(
-    model: nn.Module,
-    process_group: Group,
-    *,
-    optimizer: Given,
-    scaler: torch.amp.GradScaler | None,
-    team_size: int | None,
-    config: SyncConfig | None,
-    **settings: Any,
+    model: nn.Module, process_group: Group, *, optimizer: Given, scaler: torch.amp.GradScaler | None, **given: Any
 ) -> StepSync:
     """`attach` for gradients that are synchronised when the optimizer steps."""
-    optimizers = optimizers_of(optimizer)
+    optimizers, chosen = settled(process_group, process_group, optimizer, scaler, **given)
     if len(optimizers) != 1:
         raise ConfigError(
             f"{len(optimizers)} optimizers were given, and gradients are synchronised at the step of one; give"
             ' optimizer=..., with parameter groups if they differ, or use update="local", which takes several.'
         )
-    check_scaler(scaler, optimizers)
-    chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(process_group)))
     check_without_backward(chosen)
     if not (chosen.is_dense or chosen.density == 1.0):
         warn_of_losses(optimizers, stacklevel=4, instead=LOCALLY)
@@ -163,21 +160,12 @@ def attach_at_step(
 
 
 def attach_in_backward(
-    model: nn.Module,
-    process_group: Group,
-    *,
-    optimizer: Given,
-    scaler: torch.amp.GradScaler | None,
-    team_size: int | None,
-    config: SyncConfig | None,
-    **settings: Any,
+    model: nn.Module, process_group: Group, *, optimizer: Given, scaler: torch.amp.GradScaler | None, **given: Any
 ) -> SyncHandle:
     """`attach` for gradients of FSDP2 that are synchronised in backward."""
     from spardl.integrations.fsdp import BackwardSync  # a second's worth of torch, which this model's owner has paid
 
-    optimizers = optimizers_of(optimizer)
-    check_scaler(scaler, optimizers)
-    chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(process_group)))
+    optimizers, chosen = settled(process_group, process_group, optimizer, scaler, **given)
     check_without_backward(chosen)
     forgetful = [each for each in optimizers if has_memory(each)]
     if forgetful and not (chosen.is_dense or chosen.density == 1.0):
@@ -189,6 +177,26 @@ def attach_in_backward(
             stacklevel=3,
         )
     return BackwardSync(model, chosen, scaler=scaler, process_group=process_group)
+
+
+def settled(
+    process_group: Group,
+    ranks: Group,
+    optimizer: Given,
+    scaler: torch.amp.GradScaler | None,
+    *,
+    team_size: int | None,
+    config: SyncConfig | None,
+    **settings: Any,
+) -> tuple[list[Optimizer], SyncConfig]:
+    """The optimizers and the settings that `attach` was given, checked; `ranks`: who takes part, by default all.
+
+    Raises:
+        ConfigError: something of it cannot work.
+    """
+    optimizers = optimizers_of(optimizer)
+    check_scaler(scaler, optimizers)
+    return optimizers, with_teams(configure(config, settings), process_group, team_size, len(member_ranks(ranks)))
 
 
 def check_without_backward(config: SyncConfig) -> None:
@@ -217,33 +225,44 @@ def attach_locally(
     *,
     optimizer: Given,
     scaler: torch.amp.GradScaler | None,
-    team_size: int | None,
-    config: SyncConfig | None,
     chooses: bool = False,
-    invitation: str | None = None,
-    **settings: Any,
+    **given: Any,
 ) -> LocalSync:
     """`attach` for local updates; `chooses`: by what method is to be measured."""
-    optimizers = optimizers_of(optimizer)
-    check_scaler(scaler, optimizers)
     inner = _torch_private.uncompiled(model)
     if not isinstance(inner, nn.Module):
         raise ConfigError(f"attach needs a torch.nn.Module, not {type(model).__name__}.")
-    if invitation is not None:
-        if chooses or process_group is not None or team_size is not None:
-            raise ConfigError("who joins a run gives its settings, and no group, team_size or method to be chosen.")
-        asked = configure(config, settings)
-        check_beside(asked)
-        return LocalSync(model, optimizers, asked, rule, scaler=scaler, invitation=Invitation.of(invitation))
     where = process_group
     if where is None and isinstance(inner, DistributedDataParallel):
         where = inner.process_group
-    chosen = with_teams(configure(config, settings), process_group, team_size, len(member_ranks(where)))
+    optimizers, chosen = settled(process_group, where, optimizer, scaler, **given)
     check_beside(chosen)
     if chooses and rule.on_loss == "continue":
         raise ConfigError('on_loss="continue" goes on with settings that need no measurement; name a method.')
     kind = AutoLocalSync if chooses else LocalSync
     return kind(model, optimizers, chosen, rule, scaler=scaler, process_group=where)
+
+
+def join(
+    model: nn.Module,
+    rule: LocalUpdates,
+    invitation: str,
+    *,
+    optimizer: Given,
+    scaler: torch.amp.GradScaler | None,
+    team_size: int | None,
+    config: SyncConfig | None,
+    **settings: Any,
+) -> LocalSync:
+    """`attach` for who joins a run of local updates that goes on."""
+    if not isinstance(_torch_private.uncompiled(model), nn.Module):
+        raise ConfigError(f"attach needs a torch.nn.Module, not {type(model).__name__}.")
+    if team_size is not None:
+        raise ConfigError(ONLY_SETTINGS)
+    optimizers, asked = optimizers_of(optimizer), configure(config, settings)
+    check_scaler(scaler, optimizers)
+    check_beside(asked)
+    return LocalSync(model, optimizers, asked, rule, scaler=scaler, invitation=Invitation.of(invitation))
 
 
 def planned(

@@ -1,8 +1,9 @@
 """`method="auto"` on a DDP model: measure, choose, and look again while training goes on.
 
 Dense is DDP's own average, with nothing of ours in between, so that where dense is quickest nothing is lost by having
-asked. Sparse is a `SparDLState` like any other. Between the two the model changes over between steps: momentum goes
-into the accumulator and back to the optimizer, and what residuals hold is sent before they go.
+asked: until something sparse is tried, DDP has not even a hook, which it could not get rid of again. Sparse is a
+`SparDLState` like any other. Between the two the model changes over between steps: momentum goes into the accumulator
+and back to the optimizer, and what residuals hold is sent before they go.
 (This module must not postpone annotations: DDP compares the hook's with the real types.)
 """
 
@@ -13,17 +14,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.agreement import check_agreement, gather_values
 from spardl.config import SyncConfig, configure
-from spardl.errors import ConfigError, StateError
+from spardl.errors import StateError
 from spardl.integrations.ddp import SparDLState
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.hooks import Hook
 from spardl.integrations.model import dense_parameters, facts_of, members_of
 from spardl.integrations.optim.choice import Given, optimizers_of
+from spardl.integrations.own_average import OwnAverage, check_clip
 from spardl.integrations.setup import with_teams
 from spardl.metrics import GroupStats, SyncStats
 from spardl.planning.candidates import DENSE, Candidate
@@ -32,13 +33,13 @@ from spardl.planning.survey import Survey, begin_with, conduct_survey
 from spardl.sync.plan import GroupPlan, plan_group, plan_model
 from spardl.sync.session import Observer, Session
 from spardl.transport.choice import transport_named
-from spardl.transport.ring import ring_share
 from spardl.transport.torchdist import Group, member_ranks
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-FLOAT_BYTES = 4
+GIVEN = ("density", "clip_norm")  # what a user asks for, and no choice changes
+PLACED = ("teams", "order")
 
 
 def auto_hook(state: "AutoSync", bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -70,19 +71,20 @@ class AutoSync(SyncHandle):
         self._given = {"optimizer": optimizer, "scaler": given.pop("scaler", None)}
         team_size, workers = given.pop("team_size", None), len(member_ranks(self._group))
         self._asked = with_teams(configure(config, given), process_group, team_size, workers)
-        if chooses:
-            check_for_auto(self._asked)
         self._parameters = dense_parameters(model)
         self._sizes = [member.elements for member in members_of(self._parameters)]
         self._elements = sum(self._sizes)
         self._optimizers = optimizers_of(optimizer)
+        check_clip(self._asked.clip_norm, self._optimizers)
+        self._average = OwnAverage(self._parameters, self._asked.clip_norm)
         self._observers: list[Observer] = []
         self._past = GroupStats("past groups", 0)
-        self._steps = self._dense_steps = self._skipped = 0
+        self._steps = self._skipped = 0
         self._inner: SparDLState | None = None
         self._leaving = self._stepped = False
         self._left_at = 0
-        self._begun = 0.0  # when the gradients of the last step began to come
+        self._begun = 0.0  # when the last step did
+        self._hooked = False
         device = next(iter(self._parameters.values())).device
         self._transport = transport_named(
             self._asked.transport, self._group, timeout=self._asked.timeout, device=device
@@ -92,8 +94,8 @@ class AutoSync(SyncHandle):
         self.survey: Survey | None = None
         self._review: Review | None = None
         self._sparse = self._asked
-        model.register_comm_hook(self, auto_hook)
         self._hooks = [model.register_forward_pre_hook(Hook(self._before_forward))]
+        self._hooks += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
         self._hooks += [each.register_step_post_hook(self._note_step) for each in self._optimizers]
         if chooses:
             self._choose()
@@ -123,6 +125,9 @@ class AutoSync(SyncHandle):
         elif config is not None and inner is not None:
             change_over(inner, config)
         elif config is not None:
+            if not self._hooked:
+                self._model.register_comm_hook(self, auto_hook)
+                self._hooked = True
             given = {name: value for name, value in self._given.items() if value is not None}
             self._inner = SparDLState(self._model, self._group, config=config, hooked=True, **given)
             for observer in self._observers:
@@ -138,49 +143,52 @@ class AutoSync(SyncHandle):
         self._inner.session.end()
         self._inner, self._leaving = None, False
 
+    def _before_step(self, *_: Any) -> None:
+        if self._inner is None:
+            self._average.clip()
+
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
+        self._average.count()
 
     def _before_forward(self, model: DistributedDataParallel, *_: Any) -> None:
         """Between two steps: when nothing that was synchronised waits to be applied."""
-        if not (torch.is_grad_enabled() and model.require_backward_grad_sync and self._is_between()):
+        if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
             return
-        self._stepped = False
+        applied = self._stepped if self._optimizers else all(each.grad is None for each in self._parameters.values())
+        if applied:
+            self._average.count()
+            self._stepped = False
+            now = time.perf_counter()
+            if self._begun and self._review is not None and not self._leaving:
+                self._review.note(now - self._begun)
+            self._begun = now
+            self._change(model)
+        self._average.begin(awaited=not self._hooked)
+
+    def _change(self, model: DistributedDataParallel) -> None:
+        """Change over, if it is time for that."""
         if self._leaving and self._inner is not None:
             if self._inner.session.sync.steps > self._left_at:
                 self._leave()
         elif self._review is not None and self._review.is_due:
-            before = self._inner
-            self._look_again(self._review)
+            before, review = self._inner, self._review
+            medians = gather_values(self._transport.gather_texts, review.median)
+            verdict = review.decide(sum(medians) / len(medians))
+            if verdict is Verdict.SURVEY:
+                self._choose()
+            elif verdict is Verdict.SWITCH:
+                self.become(None if review.is_dense else self._sparse)
             if self._inner is not before and self._inner is not None:
                 self._inner._before_forward(model)  # its own hook comes too late for this pass
-
-    def _is_between(self) -> bool:
-        if self._optimizers:
-            return self._stepped
-        return all(each.grad is None for each in self._parameters.values())
-
-    def _look_again(self, review: Review) -> None:
-        medians = gather_values(self._transport.gather_texts, review.median)
-        verdict = review.decide(sum(medians) / len(medians))
-        if verdict is Verdict.SURVEY:
-            self._choose()
-        elif verdict is Verdict.SWITCH:
-            self.become(None if review.is_dense else self._sparse)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
     def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """What becomes of one bucket."""
-        if bucket.index() == 0:
-            now = time.perf_counter()
-            if self._begun and self._review is not None and not self._leaving:
-                self._review.note(now - self._begun)
-            self._begun = now
         if self._inner is not None:
             return self._inner.submit(bucket)
-        self._dense_steps += bucket.is_last()
-        return allreduce_hook(self._model.process_group, bucket)
+        return self._average.average(bucket, self._model.process_group)
 
     # --- the rest of its life -------------------------------------------------------------------------------------
 
@@ -214,12 +222,10 @@ class AutoSync(SyncHandle):
 
     def stats(self) -> SyncStats:
         """What was sent and how long it took; what DDP sends itself is counted as of a ring, and not timed."""
-        dense = GroupStats("all, by DDP", self._elements, dense=True, steps=self._dense_steps)
-        dense.entries = dense.entries_sent = dense.last_entries = self._dense_steps * self._elements
-        dense.bytes_sent = round(dense.entries * FLOAT_BYTES * ring_share(self._transport.workers))
+        dense = self._average.stats(self._elements, self._transport.workers)
         past = GroupStats("past groups", 0)
         past.include(self._past)
-        steps, skipped = self._steps + self._dense_steps, self._skipped
+        steps, skipped = self._steps + dense.steps, self._skipped
         if self._inner is None:
             return SyncStats([dense], past, steps, skipped)
         now = self._inner.stats()
@@ -250,17 +256,16 @@ class AutoSync(SyncHandle):
         """
         if not {"auto", "sync"} <= set(state):
             raise StateError('this is no state of method="auto"; attach the method that it was saved with.')
-        settings, inner = state["auto"], state["sync"]
+        settings, inner = state["auto"], of_ranks(state)
         if inner is None:
             self._forget()
             return
-        try:
-            self._sparse = configure(self._asked, dict(settings))
-        except (TypeError, ValueError) as error:
-            raise StateError(f"this state was saved with settings that cannot be: {error}") from error
+        self._sparse = chosen_then(self._asked, settings, same_ranks="ranks" not in state)
         if self._leaving:
             self._leave()
         self.become(self._sparse)
+        if self._review is not None:
+            self._review.is_dense = False
         assert self._inner is not None
         self._inner.load_state_dict(inner)
 
@@ -271,21 +276,14 @@ class AutoSync(SyncHandle):
             for group in self._inner.session.sync.groups:
                 group.buffer.values.zero_()
             self.become(None)
+        if self._review is not None:
+            self._review.is_dense = True
 
     def detach(self) -> None:
-        """Stop choosing, and average densely from the next step on. Collective, between steps."""
-        self._review = None
+        """Stop choosing, and average densely from the next step on, without clipping. Collective, between steps."""
+        self._review = self._average.clip_norm = None
         if self._inner is not None and not self._leaving:
             self.become(None)
-
-
-def check_for_auto(config: SyncConfig) -> None:
-    """Raise `ConfigError` for what only sparse gradients can honour: the model may have to do without."""
-    if config.clip_norm is not None:
-        raise ConfigError(
-            "clip_norm clips before a selection, and the method that is chosen may have none; name a method, or clip"
-            ' gradients with update="local", where each rank clips its own as usual.'
-        )
 
 
 def change_over(state: SparDLState, config: SyncConfig) -> None:
@@ -295,6 +293,29 @@ def change_over(state: SparDLState, config: SyncConfig) -> None:
     members = [member for plan in session.plan for member in plan.members]
     session.config = config
     session.regroup(plan_model(config, members, session.transport.workers))
+
+
+def chosen_then(asked: SyncConfig, settings: Any, *, same_ranks: bool) -> SyncConfig:
+    """The settings of a state on top of those that were asked for; how other ranks were placed is not for these.
+
+    Raises:
+        StateError: they cannot be.
+    """
+    left_out = GIVEN if same_ranks else (*GIVEN, *PLACED)
+    try:
+        return configure(asked, {name: value for name, value in dict(settings).items() if name not in left_out})
+    except (TypeError, ValueError) as error:
+        raise StateError(f"this state was saved with settings that cannot be: {error}") from error
+
+
+def of_ranks(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The state of what was chosen: this rank's, or as one those of all ranks of another run (`ranks`)."""
+    inner, ranks = state["sync"], state.get("ranks")
+    if inner is None or ranks is None:
+        return None if inner is None else dict(inner)
+    if any(not isinstance(each, Mapping) or each.get("sync") is None for each in ranks):
+        raise StateError("the ranks of this state were not synchronised in the same way; save all of them together.")
+    return {**inner, "ranks": [each["sync"] for each in ranks]}
 
 
 def saved(config: SyncConfig, inner: dict[str, Any] | None) -> dict[str, Any]:

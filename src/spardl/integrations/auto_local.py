@@ -1,7 +1,7 @@
 """`method="auto"` with local updates: which exchange of weights is quickest, everything averaged included."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from spardl.agreement import gather_values
 from spardl.config import SyncConfig
+from spardl.integrations.auto import chosen_then
 from spardl.integrations.local import LocalSync, change_over
 from spardl.integrations.model import stepped_parameters
 from spardl.planning.candidates import Candidate
@@ -73,3 +74,20 @@ class AutoLocalSync(LocalSync):
             change_over(self, self._choose(self.rule))
         elif verdict is Verdict.SWITCH:
             change_over(self, self._candidates[review.is_dense].config)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of `LocalSync`, and what was chosen."""
+        return {**super().state_dict(), "auto": Candidate(self.config).settings()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as `LocalSync` does, with what was chosen then. Collective; it is looked at again like any choice."""
+        ranks = state.get("ranks")
+        first = ranks[0] if isinstance(ranks, list) and ranks else state
+        settings = first.get("auto") if isinstance(first, Mapping) else None
+        if isinstance(settings, Mapping):
+            self._settle()
+            same = ranks is None or len(ranks) == self._lines.workers
+            change_over(self, chosen_then(self._asked, settings, same_ranks=same))
+            if self._review is not None:
+                self._review.is_dense = self.config.is_dense
+        super().load_state_dict(state)

@@ -60,7 +60,7 @@ class Contest:
             return False
         self._auto = AutoSync(model, optimizer=optimizer, config=asked, chooses=False)
         model.require_backward_grad_sync = True
-        self._turns = ((each, turn >= SETTLING) for each, turns in finalists.items() for turn in range(turns))
+        self._turns = _turns(finalists)
         return self._next()
 
     def _finalists(self) -> dict[Candidate, int]:
@@ -71,7 +71,7 @@ class Contest:
         ranked = [offer for offer in self.survey.rank(self.compute) if offer.step <= LONGEST_S]
         dense = [offer for offer in ranked if offer.candidate.is_dense]
         best = dense + [offer for offer in ranked if not offer.candidate.is_dense][:FINALISTS]
-        return {offer.candidate: SETTLING + steps_of(offer.step) for offer in best}
+        return {offer.candidate: steps_of(offer.step) for offer in best}
 
     def _next(self) -> bool:
         before, self._now = self._now, next(self._turns, None)
@@ -116,6 +116,20 @@ class Contest:
         took_part = [offer for offer in rivals if offer.measured]
         dense_is_slow = not any(offer.candidate.is_dense for offer in took_part)
         return took_part[0] if dense_is_slow else winner(took_part), rivals, others
+
+
+def _turns(steps: dict[Candidate, int]) -> Iterator[tuple[Candidate, bool]]:
+    """Whose turn it is, and whether the step counts.
+
+    Dense comes first, while DDP has no hook yet; the others come twice, so that a machine's good and bad seconds fall
+    to all of them.
+    """
+    dense = [each for each in steps if each.is_dense]
+    others = [each for each in steps if not each.is_dense]
+    for group, share in ((dense, 1), (others, 2), (others, 2)):
+        for each in group:
+            for turn in range(SETTLING - (-steps[each] // share)):
+                yield each, turn >= SETTLING
 
 
 def with_measured(offers: Sequence[Offer], measured: dict[Candidate, float], compute: Compute) -> list[Offer]:

@@ -21,7 +21,7 @@ from spardl import _torch_private
 from spardl.integrations.arranger import Arranger
 from spardl.integrations.buckets import Buckets
 from spardl.integrations.deliveries import Deliveries
-from spardl.integrations.handle import SyncHandle
+from spardl.integrations.gradients import GradientHandle
 from spardl.integrations.hooks import Hook
 from spardl.integrations.model import dense_parameters, facts_of, members_of
 from spardl.integrations.optim.momenta import Momenta
@@ -40,7 +40,7 @@ def spardl_hook(state: "SparDLState", bucket: dist.GradBucket) -> torch.futures.
     return state.submit(bucket)
 
 
-class SparDLState(SyncHandle):
+class SparDLState(GradientHandle):
     """What `attach` returns: the state that `spardl_hook` works on, and the handle that a script keeps.
 
     Arguments are those of `attach`. Making one is collective.
@@ -72,7 +72,7 @@ class SparDLState(SyncHandle):
         self._watch = GradientWatch(self._names, optimizers, moved, holds, quiet=setup.quiet)
         self._buckets = Buckets(self._names, provisional=2 if model.static_graph else 1)
         self._arranger = Arranger(config, self._buckets)
-        self._open = self._awaited = self._loaded = False
+        self._open = self._awaited = False
         self._rules: dict[str, Momentum] = {}
         self._arrived: dict[str, Tensor] = {}
         self._deliveries = Deliveries()
@@ -178,17 +178,9 @@ class SparDLState(SyncHandle):
         self.session.wait()
         return self._arranger.merging
 
-    @property
-    def weights(self) -> Mapping[str, Parameter]:
-        return self._parameters
-
-    def _settle(self) -> None:
-        self.session.wait()
-        self._momenta.inherit()
-
     def _leave(self) -> None:
         """DDP cannot drop a hook, so ours stays, and averages densely."""
-        self._momenta.end()
+        super()._leave()
         self._watch.stop()
         for hook in self._hooks:
             hook.remove()
@@ -200,5 +192,5 @@ class SparDLState(SyncHandle):
         return self.session.config.groups == "bucket" or bool(state.get("planned"))
 
     def _load_extras(self, state: Mapping[str, Any]) -> None:
-        self._loaded = True
+        super()._load_extras(state)
         self._arranger.load_state_dict(state)

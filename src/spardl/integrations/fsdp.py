@@ -64,6 +64,11 @@ class BackwardSync(SyncHandle):
                 "a module's gradients are one vector in backward, in which parts and copies of a tensor-parallel model"
                 ' would mix; leave when="backward" out, and they are synchronised at the step.'
             )
+        if not hasattr(FSDPModule, "set_all_reduce_hook"):
+            raise ConfigError(
+                f'torch {torch.__version__} has no FSDPModule.set_all_reduce_hook; leave when="backward" out, and'
+                " gradients are synchronised at the step, or take a newer torch."
+            )
         self._sizes = {name: flat_size(each) for name, each in modules.items()}
         self.session = Session.open(
             # Backward reaches the last one first. Each is a group of its own: a kind that no other has.

@@ -76,6 +76,10 @@ class SyncHandle:
         """Have the model hold the weights that all ranks share inside this block. With gradients it always does."""
         yield
 
+    def rests(self) -> bool:
+        """Whether this rank leaves the step that would begin now out. With gradients none ever does."""
+        return False
+
     def flush(self) -> None:
         """Leave all ranks with the same model. With gradients they have that: only what residuals hold waits."""
 

@@ -32,9 +32,10 @@ from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
 from spardl.integrations.handle import SyncHandle, check_saver
 from spardl.integrations.hooks import Hook
-from spardl.integrations.local_state import optimizer_parts, own_part, with_parts
+from spardl.integrations.local_state import load_optimizers, optimizer_parts, own_part
 from spardl.integrations.model import facts_of, parts_as_members, plain_module, size_of, stepped_parameters
 from spardl.integrations.outer import Outer
+from spardl.integrations.pace import Pace
 from spardl.integrations.parts import gather_anew, is_sharded, mesh_of, part_of
 from spardl.integrations.passing import PassingDDP
 from spardl.integrations.refusals import Refusals
@@ -89,6 +90,7 @@ class LocalSync(SyncHandle):
         self.rule = rule
         self._goes_on = rule.on_loss == "continue"
         self._throttle = Throttle(*rule.density_limits) if rule.adaptive else None
+        check_pace(rule, model)
         self._model, self._optimizers = model, list(optimizers)
         self._passing = PassingDDP.of(model)
         gather_anew(model)
@@ -122,13 +124,16 @@ class LocalSync(SyncHandle):
         rate = outer_rate(rule, config, transport.workers, self._optimizers)
         self._outer = Outer(rule, rate, for_device(torch.device(transport.device)), self._optimizers)
         self._outer.begin({name: each.shared for name, each in self._replicas.items()})
-        self._steps = 0  # of this rank's optimizers
+        self._steps = 0  # of this rank's optimizers, and those that it has left out
+        self._pace = Pace(rule.every, transport.workers) if rule.pace == "fitted" else None
+        self._resumed = 0.0  # when the last step was over, exchange and all
         self._offered: int | None = None  # the step after which the exchange under way has begun
         self._future: Future[bool] | None = None  # of it, until it has been fetched
         self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
         self._swapped = False
         self._opened = self.seconds_exposed = 0.0
         names: dict[Tensor, str] = {each.parameter: name for name, each in self._replicas.items()}
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._boundary = Boundary(self._optimizers, self._step_is_over, scaler, names)
         self.before_exchange: Callable[[], None] | None = None  # whoever wants to change settings between two
         self._size = size_of(self._optimizers)
@@ -151,7 +156,33 @@ class LocalSync(SyncHandle):
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
+    def rests(self) -> bool:
+        """Whether this rank leaves the step that would begin now out, because it is slower than others; only with
+        pace="fitted". To be asked once before each step; where it says so, go on with the next batch:
+
+            for batch in loader:
+                if sync.rests():
+                    continue
+
+        All ranks have as many steps and exchanges, so schedules, epochs and checkpoints stay together.
+        """
+        if self._pace is None or self._steps % self.rule.every < self.local_steps[self.session.transport.rank]:
+            return False
+        self._end_step()
+        return True
+
+    @property
+    def local_steps(self) -> list[int]:
+        """By rank, how many steps it takes from one exchange to the next; the same on all ranks."""
+        every = [self.rule.every] * self.session.transport.workers
+        return every if self._pace is None else list(self._pace.counts)
+
     def _step_is_over(self) -> None:
+        if self._pace is not None and self._resumed:
+            self._pace.note(time.perf_counter() - self._resumed)
+        self._end_step()
+
+    def _end_step(self) -> None:
         if self._swapped:
             raise StateError("the optimizer has stepped shared weights: end `with sync.shared():` before training on.")
         if size_of(self._optimizers) != self._size:
@@ -169,6 +200,7 @@ class LocalSync(SyncHandle):
             if not self.rule.delay:
                 self._land()
                 _let_in(self, due=False)
+        self._resumed = time.perf_counter()
 
     def _offer(self) -> None:
         if self.before_exchange is not None:
@@ -211,29 +243,18 @@ class LocalSync(SyncHandle):
         if self._swapped:
             yield
             return
-        self._swap()
+        _swap(self)
         try:
             yield
         finally:
-            self._swap()
-
-    def _check_own(self) -> None:
-        if self._swapped:
-            raise StateError("the model holds shared weights here; end `with sync.shared():` first.")
-
-    def _swap(self) -> None:
-        with torch.no_grad():
-            for replica in self._replicas.values():
-                replica.swap()
-        gather_anew(self._model)
-        self._swapped = not self._swapped
+            _swap(self)
 
     def flush(self) -> None:
         """Send everything that is left, densely, and average running statistics: all ranks hold the same model then.
 
         Collective; for the end of training, or before a phase without synchronisation.
         """
-        self._check_own()
+        _check_own(self)
         self._land()
         done = False
         while not done:
@@ -272,7 +293,7 @@ class LocalSync(SyncHandle):
 
     def state_dict(self) -> dict[str, Any]:
         """What *this rank* needs to go on exactly: shared and own weights, controllers, what is under way, and what its
-        optimizers and running statistics hold, which are each rank's own. One file per rank."""
+        optimizers, scaler and running statistics hold, which are each rank's own. One file per rank."""
         check_saver()
         self._settle()
         weights = {name: [each.shared.clone(), each.own().clone()] for name, each in self._replicas.items()}
@@ -285,12 +306,14 @@ class LocalSync(SyncHandle):
             "steps": self._steps,
             "offered": self._offered,
             "density": None if self._throttle is None else self._throttle.density,
+            "pace": None if self._pace is None else list(self._pace.counts),
             "shared": {name: both[shared] for name, both in weights.items()},
             "own": {name: both[own] for name, both in weights.items()},
             "outer": {name: each.clone() for name, each in self._outer.velocities.items()},
             "landings": landings,
             "buffers": {name: part_of(buffer).clone() for name, buffer in self._model.named_buffers()},
             "optimizers": [optimizer_parts(each) for each in self._optimizers],
+            "scaler": {} if self._scaler is None else self._scaler.state_dict(),
         }
         return {**self.session.state_dict(), "local": local}
 
@@ -314,15 +337,17 @@ class LocalSync(SyncHandle):
         Raises:
             StateError: it is of another rank, world or model, or damaged; nothing was changed.
         """
-        self._check_own()
+        _check_own(self)
         self._settle()
         transport = self.session.transport
         sizes = {name: each.elements for name, each in self._replicas.items()}
         local = own_part(state, transport.rank, transport.workers, sizes)
         self._outer.check(local["outer"])
         self.session.load_state_dict(state)
-        self._load_optimizers(local["optimizers"])
+        load_optimizers(self._optimizers, local["optimizers"])
         self._outer.load(local["outer"])
+        if self._scaler is not None and local["scaler"]:
+            self._scaler.load_state_dict(local["scaler"])
         with torch.no_grad():
             for name, replica in self._replicas.items():
                 replica.load(local["shared"][name], local["own"][name])
@@ -334,15 +359,9 @@ class LocalSync(SyncHandle):
         self._exchange.landings = local["landings"]
         if self._throttle is not None and local["density"] is not None:
             self._throttle.density = local["density"]
-
-    def _load_optimizers(self, saved: list[Any]) -> None:
-        if len(saved) != len(self._optimizers):
-            raise StateError(f"this state has {len(saved)} optimizer(s), not {len(self._optimizers)}; give as many.")
-        for optimizer, state in zip(self._optimizers, saved, strict=True):
-            try:
-                optimizer.load_state_dict(with_parts(optimizer, state))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise StateError(f"{type(optimizer).__name__} cannot load its part of this state: {error}") from error
+        if self._pace is not None and local["pace"] is not None and len(local["pace"]) == transport.workers:
+            self._pace.counts = [min(self.rule.every, count) for count in local["pace"]]
+        self._resumed = 0.0
 
     @property
     def weights(self) -> Mapping[str, nn.Parameter]:
@@ -364,6 +383,20 @@ class LocalSync(SyncHandle):
                 replica.begin()
 
 
+def _check_own(sync: LocalSync) -> None:
+    if sync._swapped:
+        raise StateError("the model holds shared weights here; end `with sync.shared():` first.")
+
+
+def _swap(sync: LocalSync) -> None:
+    """Have the model hold the other ones of own and shared weights."""
+    with torch.no_grad():
+        for replica in sync._replicas.values():
+            replica.swap()
+    gather_anew(sync._model)
+    sync._swapped = not sync._swapped
+
+
 # --- one exchange -----------------------------------------------------------------------------------------------------
 
 
@@ -379,6 +412,9 @@ def _submit(sync: LocalSync, *, again: bool = False) -> None:
         sync._future = session.close()
         if throttle is not None and throttle.is_due:
             session.worker.run(lambda: throttle.adjust(session.transport, session.fellows))
+        pace = sync._pace
+        if pace is not None and pace.is_due(sync._steps // sync.rule.every):
+            session.worker.run(lambda: pace.agree(session.transport))
 
 
 def _collect(sync: LocalSync, counted: bool, started: float) -> None:
@@ -387,6 +423,9 @@ def _collect(sync: LocalSync, counted: bool, started: float) -> None:
     if sync._throttle is not None:
         sync.session.wait()  # for an adjustment, which all ranks make after the same exchange
         sync._throttle.observe(took=sync.session.events[-1].seconds, had=started - sync._opened)
+    if sync._pace is not None:
+        sync.session.wait()  # likewise
+        sync._pace.apply()
     sync._refusals.note(counted, lambda: _who(sync))
     if counted:
         sync._exchange.collect(sync.session)
@@ -461,6 +500,10 @@ def _prepare_flush(sync: LocalSync) -> Callable[[], bool]:
         ranks.average(values, transport)
         if session.fellows is not None and not is_sharded(buffer):
             session.fellows.average(values)
+    counters = [(counter, counter.clone()) for counter in ranks.counters(sync._model)]
+    for _, values in counters:
+        ranks.average(values, transport)
+    buffers += counters
     return lambda: _flush(sync, differences, buffers)
 
 
@@ -474,6 +517,14 @@ def _flush(sync: LocalSync, differences: Mapping[str, Tensor], buffers: Sequence
     for buffer, values in buffers:
         part_of(buffer).copy_(values)
     return True
+
+
+def check_pace(rule: LocalUpdates, model: nn.Module) -> None:
+    """Raise `ConfigError` where ranks must not take steps by themselves."""
+    if rule.pace == "fitted" and any(map(is_sharded, model.parameters())):
+        raise ConfigError('the ranks of a model in parts compute each step together; leave pace="fitted" out.')
+    if rule.pace == "fitted" and rule.on_loss == "continue":
+        raise ConfigError('pace="fitted" counts on the ranks that began; leave it or on_loss="continue" out.')
 
 
 def outer_rate(rule: LocalUpdates, config: SyncConfig, workers: int, optimizers: Sequence[Optimizer]) -> float:

@@ -19,7 +19,7 @@ from spardl.integrations.parts import part_of, placed_like
 from spardl.sync.landing import Landing
 
 SAME = "load the state of the same model."
-KEYS = ("steps", "offered", "density", "shared", "own", "outer", "landings", "buffers", "optimizers")
+KEYS = ("steps", "offered", "density", "pace", "shared", "own", "outer", "landings", "buffers", "optimizers", "scaler")
 
 Sizes = Mapping[str, int]
 
@@ -56,8 +56,12 @@ def checked(state: object, sizes: Sizes) -> dict[str, Any]:
     density = local["density"]
     if density is not None and not (is_number(density) and 0 < density <= 1):
         raise StateError(f"this state has the density {density!r}, which cannot be; {SAME}")
+    pace = local["pace"]
+    if pace is not None and not (isinstance(pace, list) and all(is_count(each, least=1) for each in pace)):
+        raise StateError(f"this state has ranks that take {pace!r} local steps, which cannot be; {SAME}")
     if not isinstance(local["optimizers"], list) or not isinstance(local["buffers"], Mapping):
         raise StateError(f"this state has no usable optimizers or buffers; {SAME}")
+    _check_scaler(local["scaler"])
     return {**local, "landings": _landings(local["landings"], sizes)}
 
 
@@ -69,6 +73,15 @@ def _check_tensors(tensors: object, what: str, sizes: Sizes) -> None:
             raise StateError(f"the {what} of {name!r} in this state do not fit the model's; {SAME}")
         if not bool(torch.isfinite(tensor).all()):
             raise StateError(f"the {what} of {name!r} in this state are not finite: it is damaged; load another one.")
+
+
+def _check_scaler(saved: object) -> None:
+    """Empty where no GradScaler was in use."""
+    if isinstance(saved, Mapping):
+        numbers = all(is_number(each) and each >= 0 for each in saved.values())
+        if not saved or (numbers and saved.get("scale", 0) > 0):
+            return
+    raise StateError(f"this state has a part of a GradScaler that cannot be; {SAME}")
 
 
 def _landings(saved: object, sizes: Sizes) -> dict[str, Landing]:
@@ -148,3 +161,14 @@ def mean_tree(trees: Sequence[Any]) -> Any:
 
 def _mean_of(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([each.double() for each in tensors]).mean(0).to(tensors[0].dtype)
+
+
+def load_optimizers(optimizers: Sequence[Optimizer], saved: Sequence[Any]) -> None:
+    """Give each optimizer its part of a state."""
+    if len(saved) != len(optimizers):
+        raise StateError(f"this state has {len(saved)} optimizer(s), not {len(optimizers)}; give as many.")
+    for optimizer, state in zip(optimizers, saved, strict=True):
+        try:
+            optimizer.load_state_dict(with_parts(optimizer, state))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise StateError(f"{type(optimizer).__name__} cannot load its part of this state: {error}") from error

@@ -3,13 +3,18 @@
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spardl.dashboard.server import Dashboard
+from spardl.errors import StateError
 from spardl.metrics import StepEvent
+from spardl.transport.inquiry import MOST
+from spardl.transport.watch import Answer, Silence, Watch
 
 if TYPE_CHECKING:
     from spardl.integrations.handle import SyncHandle
+    from spardl.sync.worker import Worker
 
 GROUPS_EVERY_S = 0.5  # seconds from one look at all groups to the next
 
@@ -78,6 +83,31 @@ def connect(board: Dashboard, sync: "SyncHandle") -> None:
 
     sync.observe(observe)
     board.history.ask_for_failure(lambda: None if (alive := worker()) is None else alive.failure)
+    watch = getattr(session.transport, "watch", None)
+    if isinstance(watch, Watch):
+        board.history.ask_ranks_by(partial(standings, weakref.ref(watch), worker))
+
+
+def standings(watch: "weakref.ref[Watch]", worker: "weakref.ref[Worker]") -> list[tuple[str, str]] | None:
+    """What each rank says that it is doing; None once the session has ended, when ranks may go as they like."""
+    asking, alive = watch(), worker()
+    if asking is None or alive is None or isinstance(alive.failure, StateError):
+        return None
+    others = [rank for rank in range(asking.size) if rank != asking.rank]
+    answers: dict[int, Answer] = {asking.rank: asking.standing(), **asking.ask(others[:MOST])}
+    return [in_words(answers.get(rank, Silence.UNKNOWN)) for rank in range(asking.size)]
+
+
+def in_words(answer: Answer) -> tuple[str, str]:
+    """A rank's state, for its colour, and a few words that follow its name."""
+    if isinstance(answer, Silence):
+        return "unknown" if answer is Silence.UNKNOWN else "bad", answer.value
+    if answer.blames is not None:
+        return "bad", f"has left because of rank {answer.blames}"
+    if answer.waits_for:
+        names = ", ".join(str(rank) for rank in answer.waits_for[:4]) + (" ..." if len(answer.waits_for) > 4 else "")
+        return "waits", f"has waited {answer.seconds:.1f} s for {names}"
+    return "fine", "computes"
 
 
 def dashboard_of(sync: "SyncHandle", port: int) -> Dashboard:

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from spardl._torch_private import batch_norms
 from spardl.collectives.program import AllReduce
 from spardl.integrations.parts import gather_anew, part_of
 from spardl.transport.base import Transport
@@ -34,3 +35,9 @@ def average(tensor: Tensor, transport: Transport) -> None:
 def float_buffers(model: nn.Module) -> list[Tensor]:
     """Running statistics and whatever else a model keeps beside its parameters, where a mean makes sense."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+def counters(model: nn.Module) -> list[Tensor]:
+    """How many batches BatchNorm has seen; where ranks rest, not the same on all of them."""
+    found = [norm.num_batches_tracked for norm in batch_norms(model)]
+    return [each for each in found if each is not None]

@@ -168,7 +168,7 @@ class Sharded:
         names = {name for plan in self._handle.session.plan for name in plan.names}
         own.update(steps=first["steps"], started=sorted(names & set(first["started"])))
         if "local" in own:
-            kept = {key: first["local"][key] for key in ("steps", "density", "buffers")}
+            kept = {key: first["local"][key] for key in ("steps", "density", "pace", "buffers")}
             own["local"].update(kept, offered=None, landings={})
         _, found = _without_tensors(own)
         for kind, tensors in found.items():

@@ -43,10 +43,9 @@ class Journal:
 
     def undo_outside(self, buffer: "Buffer", settled: "Tensor") -> None:
         """Put back what these positions do not hold, the last change first."""
-        import torch
-
+        ordered = settled.sort().values
         for touched in reversed(self._touched):
-            stays = torch.isin(touched.positions, settled)
+            stays = _among(touched.positions, ordered)
             buffer.values[touched.positions] = buffer.values[touched.positions].where(stays, touched.before)
 
     def changes(self, buffer: "Buffer") -> "tuple[Tensor, Tensor]":
@@ -68,6 +67,16 @@ class Journal:
 
         taken = [touched.positions for touched in self._touched if touched.taken]
         return torch.cat(taken).unique() if taken else otherwise
+
+
+def _among(positions: "Tensor", ordered: "Tensor") -> "Tensor":
+    """Which of these are among some that are in order; by searching, in proportion to their number."""
+    import torch
+
+    if not ordered.numel():
+        return torch.zeros_like(positions, dtype=torch.bool)
+    places = torch.searchsorted(ordered, positions).clamp_(max=ordered.numel() - 1)
+    return ordered[places] == positions
 
 
 class Carry:
@@ -116,10 +125,8 @@ class Partial(Local):
     """A rank keeps its own values, but where it took them and the coordinate survived, as published for gTopk."""
 
     def _cleared(self, support: "Tensor") -> "Tensor":
-        import torch
-
         mine = self.journal.own(support[:0])
-        return mine[torch.isin(mine, support)]
+        return mine[_among(mine, support.sort().values)]
 
 
 POLICIES: dict[str, type[Carry]] = {"carry": Carry, "return": Return, "partial": Partial, "local": Local}

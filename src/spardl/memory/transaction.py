@@ -138,20 +138,28 @@ class Transaction:
     def commit(self, *, dense: bool = False) -> None:
         """End the step. After a dense one the sums are handed out in the gradients' memory and leave the buffer."""
         self.add_up()
-        for lent in self._lent:
-            if dense:
-                self._hand_out(lent)
-            elif lent.held:
-                self._take_back(lent)
+        if dense:
+            self._hand_out()
+        else:
+            for lent in self._lent:
+                if lent.held:
+                    self._take_back(lent)
         if self.velocity is not None:
             self.velocity.commit({lent.name: lent.momentum for lent in self._lent if lent.momentum is not None})
         self._end()
 
-    def _hand_out(self, lent: _Lent) -> None:
-        total = torch.empty_like(lent.memory)
-        self.buffer.read(lent.offset, total)
-        self.buffer.write(lent.offset, lent.memory if lent.held else torch.zeros_like(total))
-        lent.memory.copy_(total)
+    def _hand_out(self) -> None:
+        """Move the sums to the gradients' memory, and what was held back to where it was."""
+        whole = sum(lent.memory.numel() for lent in self._lent) == self.buffer.layout.length
+        kept = []
+        for lent in self._lent:
+            if lent.held or not whole:
+                kept.append((lent.offset, lent.memory.clone() if lent.held else torch.zeros_like(lent.memory)))
+            self.buffer.read(lent.offset, lent.memory)
+        if whole:  # which is the usual case, and one pass
+            self.buffer.values.zero_()
+        for offset, residual in kept:
+            self.buffer.write(offset, residual)
 
     def _take_back(self, lent: _Lent) -> None:
         """Add the residual that was held back to what the step has left in its place."""

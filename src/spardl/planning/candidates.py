@@ -15,6 +15,7 @@ from spardl.choices import is_power_of_two
 from spardl.collectives.methods.registry import method_class, method_names
 from spardl.config import SyncConfig, configure, options_of
 from spardl.planning.links import Links
+from spardl.planning.placing import Placement, placements
 from spardl.update import LocalUpdates
 from spardl.wire.format import value_format
 
@@ -156,28 +157,21 @@ def rivals(asked: SyncConfig, rule: LocalUpdates | None, links: Links, elements:
 
 
 def by_teams(config: SyncConfig, links: Links, elements: int) -> list[SyncConfig]:
-    """This method with each number of teams that it may have, as the network's clusters suggest first, then the
-    quickest by formula; as it is, if it has none, or if the number was given."""
+    """This method with each number of teams that it may have, formed of ranks that are close to each other, the
+    quickest by formula first; as it is, if it has none, or if the number was given."""
     if getattr(config.options, "teams", None) != "auto":
         return [config]
-    counts = [count for count in range(1, links.workers + 1) if links.workers % count == 0]
-    each = [configure(config, {"teams": count}) for count in counts]
-    quickest = sorted(each, key=lambda one: need(one, links.workers, elements).seconds(links.latency, links.rate))
-    return [*_placed(config, links), *quickest]
+    density, given = config.schedule.final, config.options.order
+    order = None if isinstance(given, str) else given
+    found = placements(links, max(1, round(density * elements)), density, order)
+    return [_placed(config, each) for each in found]
 
 
-def _placed(config: SyncConfig, links: Links) -> list[SyncConfig]:
-    """A team per cluster of ranks that are close, where there are several of one size: then least goes far.
-
-    Between teams a rank sends log2 d times one m-th of its entries; within its team almost twice all of them.
-    """
-    clusters = links.clusters()
-    if not 1 < len(clusters) < links.workers or len({len(each) for each in clusters}) > 1:
-        return []
-    order = tuple(rank for cluster in clusters for rank in cluster)
-    if order == tuple(range(links.workers)):
-        return [configure(config, {"teams": len(clusters)})]
-    return [configure(config, {"teams": len(clusters), "order": order})]
+def _placed(config: SyncConfig, placement: Placement) -> SyncConfig:
+    teams, order = placement
+    if order == tuple(range(len(order))):
+        return configure(config, {"teams": teams})
+    return configure(config, {"teams": teams, "order": order})
 
 
 def others(best: SyncConfig, rule: LocalUpdates | None) -> Iterator[Candidate]:

@@ -33,6 +33,7 @@ class Training:
     pieces  equal groups that the gradient comes in
     update  None for gradients
     local_steps  by rank, local steps between exchanges of workers that take fewer than `update.every`
+                 (`update.fitted_steps`)
     """
 
     forward: float = 0.0

@@ -58,6 +58,7 @@ class Group:
         self.transaction = Transaction(self.buffer, self.velocity, crew)
         self.memory = Memory(self.transaction, Codec(plan.values, plan.indices, kernels), self.policy)
         self.stats = GroupStats(plan.title, plan.elements, dense=plan.is_dense)
+        self.span = (0.0, 0.0)  # begin and end of the last exchange, by time.perf_counter
         self.outcome: Outcome | None = None
         self.landings: dict[str, Landing] = {}
         self.offsets: dict[str, int] = {}

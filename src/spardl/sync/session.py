@@ -26,10 +26,11 @@ from spardl.kernels.cpu.crew import Crew
 from spardl.machine import cores_per_rank
 from spardl.memory.algebra import norm_of
 from spardl.memory.velocity import Momentum
-from spardl.metrics import Change, StepEvent, SyncStats
+from spardl.metrics import Change, Span, StepEvent, SyncStats
 from spardl.sync import replicas
 from spardl.sync import state as states
 from spardl.sync.fellows import Fellows
+from spardl.sync.group import Group
 from spardl.sync.lanes import Lanes
 from spardl.sync.plan import GroupPlan, Member, plan_model
 from spardl.sync.step import Part, Terms
@@ -374,6 +375,7 @@ def conclude(session: Session, step: _Step, after: Callable[[bool], None] | None
         elements=sum(part.gradient.numel() for part in step.parts.values()),
         entries=sum(group.stats.entries for group in groups) - before,
         bytes_sent=session.transport.traffic.bytes_sent - step.bytes_before,
+        spans=spans_of(groups, step.opened) if session.observers else (),
     )
     session.events.append(event)
     for observer in list(session.observers):
@@ -390,6 +392,12 @@ def start_groups(session: Session, step: _Step) -> None:
         group = groups[step.started]
         session.worker.start(group, [step.parts[name] for name in group.offsets], step.terms)
         step.started += 1
+
+
+def spans_of(groups: Sequence[Group], opened: float) -> tuple[Span, ...]:
+    """When each group of a step that was opened then was exchanged, in the order of exchanges."""
+    spans = [Span(each.stats.name, each.span[0] - opened, each.span[1] - opened) for each in groups]
+    return tuple(sorted((each for each in spans if each.begins >= 0), key=lambda each: each.begins))
 
 
 def compare_replicas(session: Session, tensors: Mapping[str, Tensor]) -> None:

@@ -172,7 +172,8 @@ class Worker:
             error.add_note(f"while synchronising the group {stats.name}")
             raise
         stats.entries_sent += account.entries - sent
-        elapsed = time.perf_counter() - started - (stats.seconds_selecting - selected)  # what the step counted itself
+        group.span = started, time.perf_counter()
+        elapsed = group.span[1] - started - (stats.seconds_selecting - selected)  # what the step counted itself
         stats.observe(before, self._transport.traffic, elapsed, account.seconds - packed)
 
     def average(self, tensor: Tensor) -> "Future[Tensor]":

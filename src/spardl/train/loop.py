@@ -33,6 +33,7 @@ def train(
     rule: LocalUpdates | None = None,
     rival: str | None = None,
     plan: PlanFile | None = None,
+    chooses: bool = False,
     data_dir: Path | None = None,
     observer: Observer | None = None,
     keeper: Keeper | None = None,
@@ -42,7 +43,8 @@ def train(
     """Train from scratch, or from where `keeper` says; every rank calls it and gets the same report, but its own costs.
 
     Gradients are synchronised, or, with a rule of local updates, weights; a `rival` averages gradients without us. With
-    a `plan`, which rule and configuration come from, the model must be the one that it was made for.
+    a `plan`, which rule and configuration come from, the model must be the one that it was made for. With `chooses` the
+    method is measured, as by `attach(method="auto")`, and two runs may differ.
     `attached` is given what synchronises the model before the first step.
 
     Deterministic: the same arguments on the same number of ranks give the same weights, also of a run that was stopped
@@ -50,7 +52,7 @@ def train(
     step first, and changes nothing.
     """
     observer = observer or Quiet()
-    run = Run(recipe, config, data_dir, rule=rule, rival=rival, plan=plan)
+    run = Run(recipe, config, data_dir, rule=rule, rival=rival, plan=plan, chooses=chooses)
     if attached is not None:
         attached(run.sync)
     if keeper is not None:
@@ -108,9 +110,12 @@ def train_until_planned(recipe: Recipe, config: SyncConfig, *, data_dir: Path | 
 def train_step(run: Run, batches: list[Batch], started: float) -> StepReport:
     """One step: each micro-batch forward and backward, gradients synchronised with the last one, then the update.
 
-    With local updates gradients are this rank's own, and weights are exchanged when the optimizer has stepped.
+    With local updates gradients are this rank's own, and weights are exchanged when the optimizer has stepped. A rank
+    that is slower than others may leave the step out.
     """
     settings, rate, loss_sum = run.settings, run.rate.at(run.step), 0.0
+    if run.sync.rests():
+        return run.count_rest(rate, time.perf_counter() - started)
     # What is random in a step depends on its number, so that a run can go on at any.
     torch.manual_seed(generator_of(settings.seed, run.rank, run.step).initial_seed())
     set_rate(run.optimizer, rate)

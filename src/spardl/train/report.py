@@ -156,6 +156,7 @@ class TrainReport:
     resumed_at         the step of the checkpoint that it went on from, or None
     note               what a reader should know of the data
     rule               how weights are exchanged that each rank steps by itself; None where gradients are
+    chosen             where the method was auto: what was in force at the end
     readings           every test, in the order of the steps
     """
 
@@ -175,6 +176,7 @@ class TrainReport:
     resumed_at: int | None = None
     note: str = ""
     rule: LocalUpdates | None = None
+    chosen: str | None = None
     epochs: list[EpochReport] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
 
@@ -185,7 +187,7 @@ class TrainReport:
     @property
     def way(self) -> str:
         """How it was synchronised, in a word or two."""
-        return way(self.method, self.rule)
+        return way(self.method if self.chosen is None else f"{self.method} ({self.chosen})", self.rule)
 
     @property
     def score(self) -> float:
@@ -262,6 +264,7 @@ class TrainReport:
             "settings": dataclasses.asdict(self.settings),
             "config": dataclasses.asdict(self.config),
             "update": rule_name(self.rule),
+            "chosen": self.chosen,
             "rule": None if self.rule is None else dataclasses.asdict(self.rule),
             "epochs": [report.to_dict() for report in self.epochs],
             "readings": [dataclasses.asdict(reading) for reading in self.readings],

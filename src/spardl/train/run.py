@@ -20,7 +20,7 @@ from spardl.config import SyncConfig
 from spardl.density import DensitySchedule
 from spardl.errors import ConfigError, StateError
 from spardl.integrations.attach import attach
-from spardl.integrations.auto import AutoSync
+from spardl.integrations.auto import AUTO, AutoSync
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.rehearsal import Idle
 from spardl.planning.planfile import PlanFile
@@ -51,11 +51,13 @@ WARMUP_SHARE = 0.3
 
 @dataclass
 class Tally:
-    """An epoch so far, on this rank."""
+    """An epoch so far, on this rank. `rested` are steps that it has left out, and `last` is its last step's loss."""
 
     steps: int = 0
     loss: float = 0.0
     seconds: float = 0.0
+    rested: int = 0
+    last: float = 0.0
 
 
 class Run:
@@ -64,7 +66,7 @@ class Run:
     `step` counts what has been done and `history` the epochs that are closed; together they are the position, also in
     the middle of an epoch. What is random in a step depends on its number, so there is no generator to save. With a
     `rule`, ranks exchange weights that each steps by itself; without one, gradients. A `rival` averages these instead,
-    and without a `config` DDP does.
+    and without a `config` DDP does. With `chooses`, the method is what is measured to be quickest.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Run:
         rule: LocalUpdates | None = None,
         rival: str | None = None,
         plan: PlanFile | None = None,
+        chooses: bool = False,
     ) -> None:
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
         self.recipe, self.settings = recipe, recipe.settings
@@ -92,8 +95,9 @@ class Run:
             plan.check_for(self.workers, {name: each.numel() for name, each in model.named_parameters()})
         self.model = _distributed(model, rival) if rule is None else model
         self.rule, self.rival, self.config = rule, rival, config or SyncConfig(method="dense")
-        # Sparse gradients are clipped, and momentum acts, before the selection.
-        before = rule is None and rival is None and is_sparse(self.config)
+        self.chooses = chooses
+        # Sparse gradients are clipped, and momentum acts, before the selection; auto sees to it where it is dense.
+        before = rule is None and rival is None and (chooses or is_sparse(self.config))
         self.optimizer = build_optimizer(self.model, self.settings)
         self.clip = None if before else self.settings.clip
         self.sync = Idle() if config is None else self._attached(plan is not None and config.is_dense, before)
@@ -109,9 +113,17 @@ class Run:
     @property
     def method(self) -> str:
         """Who synchronises: a method of ours, or a rival."""
-        return self.rival or self.config.method
+        return self.rival or (AUTO if self.chooses else self.config.method)
+
+    @property
+    def chosen(self) -> str | None:
+        """Where the method was to be chosen: which one is in force."""
+        if not self.chooses:
+            return None
+        return self.sync.config.method if isinstance(self.sync, AutoSync) else self.sync.session.config.method
 
     def _attach(self, before: bool) -> SyncHandle:
+        auto: dict[str, Any] = {"method": AUTO} if self.chooses else {}
         if self.rival is not None:
             assert isinstance(self.model, DistributedDataParallel)
             return Rival(self.rival, self.model, self.workers)
@@ -122,12 +134,13 @@ class Run:
                     " a process group, which ends with its first member. Let a launcher restart the run instead"
                     " (torchrun --max-restarts, with --resume auto)."
                 )
-            return attach(self.model, optimizer=self.optimizer, update=self.rule, config=self.config)
+            return attach(self.model, optimizer=self.optimizer, update=self.rule, config=self.config, **auto)
         self.config = with_warmup(self.config, self.settings.epochs, self.steps_per_epoch)
         if before and self.settings.clip is not None:
             self.config = with_clip(self.config, self.settings)
         # The averaged gradient is clipped behind it, so momentum then stays where it comes after that.
-        return attach(self.model, optimizer=self.optimizer if self.clip is None else False, config=self.config)
+        given = {**auto, "optimizer": self.optimizer if self.clip is None else False}
+        return attach(self.model, config=self.config, **given)
 
     def _attached(self, by_ddp: bool, before: bool) -> SyncHandle:
         """With gradients, DDP may be left alone, where a plan has found that nothing beats it."""
@@ -190,8 +203,18 @@ class Run:
         self.step += 1
         self.tally.steps += 1
         self.tally.loss += loss
+        self.tally.last = loss
         self.tally.seconds += seconds
         return StepReport(self.step, len(self.history) + 1, loss, rate, seconds)
+
+    def count_rest(self, rate: float, seconds: float) -> StepReport:
+        """A step has passed that this rank has left out: what it carries from batch to batch is broken off."""
+        self.step += 1
+        self.carried = None
+        self.tally.steps += 1
+        self.tally.rested += 1
+        self.tally.seconds += seconds
+        return StepReport(self.step, len(self.history) + 1, self.tally.last, rate, seconds)
 
     def note_test(self, figures: dict[str, float]) -> Reading:
         """The model has been tested as it is now."""
@@ -203,17 +226,18 @@ class Run:
 
     def close_epoch(self, figures: dict[str, float]) -> EpochReport:
         """Sum up the epoch that was going on, with what a test at its end has found, if there was one. Collective."""
-        loss = torch.tensor(self.tally.loss, dtype=torch.float64)
-        dist.all_reduce(loss)
         steps, seconds = self.tally.steps, self.tally.seconds
+        sums = torch.tensor([self.tally.loss, steps - self.tally.rested], dtype=torch.float64)
+        dist.all_reduce(sums)
+        loss, computed = sums.tolist()
         report = EpochReport(
             epoch=len(self.history) + 1,
             step=self.step,
-            train_loss=loss.item() / (steps * self.workers) if steps else float("nan"),
+            train_loss=loss / computed if computed else float("nan"),
             figures=figures,
             lr=self.rate.at(max(0, self.step - 1)),
             seconds=seconds,
-            samples_per_second=steps * self.samples_per_step / seconds if seconds else 0.0,
+            samples_per_second=computed * self.samples_per_step / self.workers / seconds if seconds else 0.0,
             costs=self._spent(),
         )
         self.history.append(report)
@@ -262,6 +286,7 @@ class Run:
             resumed_at=self.resumed_at,
             note=self.data.note,
             rule=self.rule,
+            chosen=self.chosen,
             epochs=list(self.history),
             readings=list(self.readings),
         )
@@ -278,6 +303,7 @@ class Run:
             "update": GRADIENTS if self.rule is None else "local",
             **{name.replace("_", "-"): value for name, value in self.settings.trajectory.items()},
             **{name.replace("_", "-"): value for name, value in self.config.to_dict().items() if name not in UNMOVED},
+            "method": AUTO if self.chooses else self.config.method,
             **{name.replace("_", "-"): value for name, value in (asdict(self.rule) if self.rule else {}).items()},
         }
 
