@@ -26,7 +26,8 @@ from torch.optim import SGD, Optimizer
 
 from spardl.collectives.program import AllReduce, Team
 from spardl.config import SyncConfig
-from spardl.errors import StateError
+from spardl.errors import ConfigError, StateError
+from spardl.host import holds
 from spardl.integrations import ranks
 from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
@@ -90,6 +91,12 @@ class LocalSync(SyncHandle):
         gather_anew(model)
         parameters = stepped_parameters(model, optimizers)
         members = parts_as_members(dict(reversed(parameters.items())))
+        device = next(iter(parameters.values())).device
+        if config.residuals_on == "cpu" and device.type != "cpu":
+            raise ConfigError(
+                'residuals_on="cpu" is about gradients: with update="local" a residual is how far weights are from the'
+                " shared ones, which are on the device as well; leave it out."
+            )
         exchange: Exchange = EXCHANGES[rule.apply](rule)
         self._exchange = exchange
         self.session = Session.open(
@@ -97,7 +104,7 @@ class LocalSync(SyncHandle):
             config,
             process_group=process_group,
             parts=mesh_of(parameters, process_group),
-            device=next(iter(parameters.values())).device,
+            device=device,
             facts={"parameters": facts_of(parameters), "update": str(rule)},
             of_weights=exchange.of_weights,
         )
@@ -155,7 +162,7 @@ class LocalSync(SyncHandle):
             self.session.begin(instead=torch.nan, density=None if throttle is None else throttle.density)
             compare_replicas(self.session, {name: each.shared for name, each in self._replicas.items()})
             self._exchange.offer(self.session, self._replicas, float(self.rule.residual_decay))
-            self._offered, self._future = self._steps, self.session.close()
+            self._offered, self._future = self._steps, self.session.close(deferred=self.rule.delay > 0)
             if throttle is not None and throttle.is_due:
                 self.session.worker.run(lambda: throttle.adjust(self.session.transport, self.session.fellows))
 
@@ -182,7 +189,7 @@ class LocalSync(SyncHandle):
             self._exchange.collect(self.session)
 
     def _who(self) -> str:
-        bad = [n for n, each in self._replicas.items() if not bool(torch.isfinite(part_of(each.parameter)).all())]
+        bad = [n for n, each in self._replicas.items() if not holds(torch.isfinite(part_of(each.parameter)).all())]
         return f"this rank's weights {bad[0]!r} are" if bad else "some rank's weights were"
 
     # --- shared weights -------------------------------------------------------------------------------------------
@@ -320,10 +327,12 @@ class LocalSync(SyncHandle):
                 replica.load(local["shared"][name], local["own"][name])
             for name, buffer in self._model.named_buffers():
                 if name in local["buffers"]:
-                    part_of(buffer).copy_(local["buffers"][name])
+                    part_of(buffer).copy_(local["buffers"][name], non_blocking=True)
         gather_anew(self._model)
         self._steps, self._offered, self._future = local["steps"], local["offered"], None
-        self._exchange.landings = local["landings"]
+        self._exchange.landings = {
+            name: each.on(self._replicas[name].shared.device) for name, each in local["landings"].items()
+        }
         if self._throttle is not None and local["density"] is not None:
             self._throttle.density = local["density"]
 

@@ -115,6 +115,9 @@ class DirectTransport:
         """Every rank's text, in rank order."""
         return self._inner.gather_texts(text)
 
+    def arrive(self) -> None:
+        """Whatever was performed is over."""
+
     def close(self) -> None:
         """Close the connections, and our groups. The one that this transport was made from stays."""
         self._end(failures.closed())
