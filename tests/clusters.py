@@ -38,7 +38,7 @@ class Cluster(SimulatedCluster):
     @property
     def supports(self):
         """Positions of the last result's entries, by rank."""
-        return [outcome.averages[0][0] for outcome in self.outcomes]
+        return [outcome.averages[0] for outcome in self.outcomes]
 
     @property
     def poisoned(self):

@@ -46,7 +46,17 @@ class Fabric:
 
 
 class _Done:
+    """Work that is over. Of messages and sums nobody may wait with a deadline: torch would hold the host."""
+
+    def __init__(self, *, patient=True):
+        self.patient = patient
+
     def wait(self, timeout=None):
+        if timeout is not None and self.patient:
+            raise Refused("a wait with a deadline, for which torch holds the host")
+        return True
+
+    def is_completed(self):
         return True
 
 
@@ -105,7 +115,7 @@ class StrictGroup:
         for out, version in zip(outputs[0], self._meet("allgather", inputs[0]), strict=True):
             _check_memory(out)
             out.raw.copy_(version)
-        return _Done()
+        return _Done(patient=False)  # its result is read at once
 
     def _meet(self, name, tensor):
         _check_memory(tensor)

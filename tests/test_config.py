@@ -44,7 +44,7 @@ def test_any_share_is_a_density(density):
         ("blocks", "interleave", "Did you mean interleaved?"),
         ("residuals", "cary", "Did you mean carry?"),
         ("values", "fp8", "Choose from fp32, bf16, fp16, int8, int4, int2, int1."),
-        ("indices", "elias-fano", "Choose from rice, raw."),
+        ("indices", "elias-fano", "Choose from auto, rice, fixed, raw."),
         ("selection", "lasy", "Did you mean lazy?"),
         ("groups", "modle", "Did you mean model?"),
         ("groups", 0, 'give 1 or more, or groups="model"'),

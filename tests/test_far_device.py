@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CASES = ["collectives/far_cases.py", "transport/nccl_cases.py"]
+CASES = ["collectives/far_cases.py", "integrations/far_cases.py", "transport/nccl_cases.py"]
 
 
 def run(cases: str, marked: str) -> None:

@@ -64,6 +64,9 @@ class ThreadTransport:
         self._board.barrier.wait(PATIENCE)
         return texts
 
+    def arrive(self) -> None:
+        """Whatever was performed is over."""
+
     def close(self) -> None:
         """There is nothing to give back."""
 

@@ -14,13 +14,13 @@ from spardl.collectives.methods.registry import method_class, method_names
 from spardl.density import DensitySchedule, check_density
 from spardl.errors import ConfigError
 from spardl.memory.residuals import POLICIES
-from spardl.wire.format import VALUE_FORMATS
+from spardl.wire.format import INDEX_FLAGS, VALUE_FORMATS
 
 MAX_TIMEOUT = 31 * 24 * 3600.0
 
 MERGES = ("exact", "omgs", "mgwfbp", "layer", "single", "size:N")
 TRANSPORTS = ("auto", "torch", "mpi")
-INDICES = ("rice", "raw")
+INDICES = ("auto", *INDEX_FLAGS)
 
 # What only a model's gradient knows: how its parameters are grouped, clipped and diagnosed.
 OF_A_MODEL = ("groups", "merge", "density_range", "diagnose_every", "clip_norm", "paranoid")
@@ -117,12 +117,23 @@ class SyncConfig:
         "format of values on the wire; the rounding error stays with the sender",
         choices=[name for name, each in VALUE_FORMATS.items() if each.carries_values],
     )
-    indices: str = setting("rice", "rice is close to entropy, raw sends int32, for comparison", choices=INDICES)
+    indices: str = setting(
+        "auto",
+        "rice is close to entropy, fixed fits devices and never takes more than rice at its worst, raw sends int32, for"
+        " comparison; auto is rice on a CPU and fixed elsewhere",
+        choices=INDICES,
+    )
     residuals: str = setting(
         "carry",
         "what did not survive stays where it was dropped (carry) or goes back to its owner (return, the paper's way);"
         " partial and local lose some, for ablation",
         choices=tuple(POLICIES),
+    )
+    residuals_on: str = setting(
+        "device",
+        "where residuals live: with the gradients, or in the memory of the host (cpu), which then selects and exchanges"
+        " as well, for models that fill their device",
+        choices=("device", "cpu"),
     )
     groups: int | Literal["model", "bucket"] = setting(
         "model",

@@ -61,7 +61,7 @@ def test_nothing_is_lost_and_all_ranks_agree(workers, values):
     blocks=st.sampled_from(("interleaved", "contiguous")),
     residuals=st.sampled_from(("carry", "return")),
     selection=st.sampled_from(("lazy", "eager")),
-    indices=st.sampled_from(("rice", "raw")),
+    indices=st.sampled_from(("rice", "fixed", "raw")),
     kind=st.sampled_from(("heavy", "ties", "zeros", "same")),
     seed=st.integers(0, 2**31),
 )

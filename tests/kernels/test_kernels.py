@@ -495,7 +495,7 @@ def test_the_sum_of_two_sparse_vectors_has_no_zeros(kernels, share, seed, kind):
     total[left] = left_values
     total[right] += right_values
     indices, values = kernels.merge(
-        tensor(left, np.int32), tensor(left_values), tensor(right, np.int32), tensor(right_values)
+        tensor(left, np.int32), tensor(left_values), tensor(right, np.int32), tensor(right_values), length
     )
     assert_same_bits(indices, total.nonzero()[0].astype(np.int32))
     assert_same_bits(values, total[total != 0])
@@ -504,7 +504,7 @@ def test_the_sum_of_two_sparse_vectors_has_no_zeros(kernels, share, seed, kind):
 @both
 def test_a_vector_plus_its_negative_is_empty(kernels):
     indices, values = tensor([1, 5, 2**31 - 1], np.int32), tensor([1.5, -TINY, 3e38])
-    found, left = kernels.merge(indices, values, indices.clone(), -values)
+    found, left = kernels.merge(indices, values, indices.clone(), -values, 2**31)
     assert len(found) == len(left) == 0
 
 

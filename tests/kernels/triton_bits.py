@@ -64,6 +64,51 @@ def check_accumulating() -> None:
                     same(one.flatten(), other.flatten())
 
 
+def check_largest() -> None:
+    """Ties, zeros, blocks of all lengths, and what is not finite."""
+    full, whole = TritonKernels(fills=True), TorchKernels(fills=True)
+    firsts, stops = np.array([0, 900, 901, 2000]), np.array([900, 901, 2000, 2000 + TILE + 500])
+    for budgets in (np.array([20, 1, 0, 300]), np.array([900, 1, 1099, TILE + 400]), np.array([1, 5, 7, 2])):
+        for change in (lambda values: values, torch.round, lambda values: values * (values > 1), broken):
+            mine = change(numbers(4000, 6))
+            theirs = mine.clone()
+            found = full.take_largest(mine, firsts, stops, budgets)
+            for one, other in zip(found, whole.take_largest(theirs, firsts, stops, budgets), strict=True):
+                same(torch.as_tensor(one), torch.as_tensor(other))
+            same(mine, theirs)
+
+
+def broken(values: torch.Tensor) -> torch.Tensor:
+    values[950], values[2500], values[30] = torch.nan, -torch.inf, torch.inf
+    return values
+
+
+SHAPES = (([5000, 1, 40], [50, 1, 40]), ([3 * TILE], [2 * TILE]), ([10, 2**31 - 1], [0, 3]), ([4], [0]))
+
+
+def check_fixed_code() -> None:
+    """Indices as bytes and back; damaged bytes are judged alike."""
+    plain_code, generator = TorchKernels.fixed, torch.Generator().manual_seed(8)
+    for lengths, counts in SHAPES:
+        blocks = zip(lengths, counts, strict=True)
+        chosen = [torch.randperm(min(n, 10**5), generator=generator)[:k].sort().values for n, k in blocks]
+        indices, shape = torch.cat(chosen).int(), (np.array(counts), np.array(lengths))
+        data = TritonKernels.fixed.write(*shape, indices)
+        same(data, plain_code.write(*shape, indices))
+        found, fine = TritonKernels.fixed.read(data, *shape)
+        same(found, indices)
+        assert fine
+        for place in torch.randint(max(1, len(data)), (12,), generator=generator).tolist()[: 12 * bool(len(data))]:
+            damaged = data.clone()
+            damaged[place] ^= 1 << (place % 8)
+            mine, theirs = TritonKernels.fixed.read(damaged, *shape), plain_code.read(damaged, *shape)
+            assert mine[1] == theirs[1]
+            if mine[1]:
+                same(mine[0], theirs[0])
+
+
+check_largest()
+check_fixed_code()
 check_rounding()
 check_thresholds()
 check_scattering()

@@ -5,12 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+import nccl_rules
 import programs
 from far import far, near
 from nccl_rules import Refused, installed
 from spardl.collectives.methods.registry import METHODS
 from spardl.collectives.program import AllReduce, Message, Round
 from spardl.config import SyncConfig
+from spardl.errors import PeerError
+from spardl.transport.inquiry import Verdict
 from threads import on_threads
 
 WORKERS = [2, 3, *(pytest.param(workers, marks=pytest.mark.slow) for workers in (4, 5))]
@@ -57,6 +60,31 @@ def test_what_nccl_would_refuse_is_refused(monkeypatch, first, second, why):
 def test_a_rank_with_nothing_to_send_or_receive_goes_on(monkeypatch):
     with installed(monkeypatch, 2) as make:
         assert on_ranks(make, 2, lambda transport: transport.perform(Round([], [], "nothing"))) == [[], []]
+
+
+class _Endless:
+    """Work that nobody ends."""
+
+    def wait(self):
+        return True
+
+    def is_completed(self):
+        return False
+
+
+def test_work_that_does_not_end_in_time_is_a_lost_peer(monkeypatch):
+    """Nothing waits for it in the round; the deadline holds where somebody wants to see results."""
+    monkeypatch.setattr(nccl_rules, "PATIENCE", 0.05)
+
+    def lose(transport):
+        monkeypatch.setattr(transport, "_inquire", lambda peers: Verdict(dict.fromkeys(peers, "is gone")))
+        transport._queue(_Endless(), [1 - transport.rank], "a round")
+        with pytest.raises(PeerError, match="sent or took nothing") as caught:
+            transport.arrive()
+        return caught.value.peer
+
+    with installed(monkeypatch, 2) as make:
+        assert on_ranks(make, 2, lose) == [1, 0]
 
 
 def test_frames_of_the_host_are_brought_to_the_device_and_filled_up(monkeypatch):

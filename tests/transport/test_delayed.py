@@ -35,6 +35,9 @@ class Instant:
     def gather_texts(self, text: str) -> list[str]:
         return [text] * self.workers
 
+    def arrive(self) -> None:
+        self.arrived = True
+
     def close(self) -> None:
         self.closed = True
 

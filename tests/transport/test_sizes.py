@@ -21,7 +21,7 @@ class FixedSizes:
     def __init__(self, inner: ThreadTransport) -> None:
         self.rank, self.workers = inner.rank, inner.workers
         self.device, self.traffic = inner.device, inner.traffic
-        self.gather_texts, self.close = inner.gather_texts, inner.close
+        self.gather_texts, self.close, self.arrive = inner.gather_texts, inner.close, inner.arrive
         self._inner = inner
 
     def perform(self, operation: Operation) -> Any:

@@ -22,6 +22,7 @@ FORMATS = ("fp32", "bf16", "fp16", "int8", "int4", "int2", "int1")
 EVERY_FORMAT = [*VALUE_FORMATS.values(), *NARROW]
 LEVELS = [VALUE_FORMATS[name] for name in ("int4", "int2", "int1")]
 CODECS = [Codec(values, indices, COMPILED) for values in EVERY_FORMAT for indices in ("rice", "raw")]
+CODECS += [Codec(values, "fixed", COMPILED) for values in ("bf16", "int4", "none")]
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=[f"{c.values}-{c.indices}" for c in CODECS])
 seeds = st.integers(0, 2**32 - 1)
 PEER = 3
@@ -303,6 +304,20 @@ def test_raw_indices_that_do_not_ascend_within_their_block_are_refused(indices):
     assert "out of order or outside" in refusal(codec, frame, [9], [5])
 
 
+@pytest.mark.parametrize("indices", ["rice", "fixed"])
+@pytest.mark.parametrize("kernels", [COMPILED, PORTABLE], ids=["compiled", "torch"])
+def test_coded_indices_take_no_more_than_the_worst_case_and_fixed_ones_all_of_it(indices, kernels):
+    """Which is that of Elias and Fano: 2 + log2(length / count) bits at the most."""
+    codec = Codec("none", indices, kernels)
+    for count in (1, 37, 500, 1000):
+        frame = codec.pack(codec.code(random_blocks([1000], [count], count)), ints([1000]), ints([count]))
+        assert len(frame) <= codec.capacity(ints([1000]), ints([count]))
+        if indices == "fixed":
+            assert len(frame) == codec.capacity(ints([1000]), ints([count]))
+            bits = 8 * (len(frame) - wire.HEADER.size - (1 if count < 256 else 2))
+            assert bits <= count * (2 + np.log2(1000 / count)) + 8
+
+
 def test_an_index_that_leaves_its_block_is_refused():
     codec = Codec("fp32", "rice", COMPILED)
     frame = codec.pack(codec.code(random_blocks([64], [4], 0, "last")), ints([64]), ints([4]))
@@ -366,7 +381,7 @@ def test_narrow_codes_are_packed_over_the_blocks_without_gaps():
 
 
 @pytest.mark.parametrize("form", [*NARROW, *LEVELS], ids=lambda form: form.name)
-@pytest.mark.parametrize("indices", ["rice", "raw"])
+@pytest.mark.parametrize("indices", ["rice", "fixed", "raw"])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 100])
 def test_a_narrow_frame_has_the_size_that_its_bits_say(form, indices, count):
     """Compared with a frame that has no values."""

@@ -106,7 +106,7 @@ def check_bits(device: torch.device) -> dict[str, bool]:
 
 
 def _numbers(seed: int, device: torch.device) -> Tensor:
-    return (torch.randn(CHECKED, generator=torch.Generator().manual_seed(seed)) ** 3).to(device)
+    return (torch.randn(CHECKED, generator=torch.Generator().manual_seed(seed)) ** 3).to(device, non_blocking=True)
 
 
 _layout = BlockLayout(CHECKED, BLOCKS, 64)
@@ -131,7 +131,7 @@ def _framed(with_: Kernels, device: torch.device) -> list[Any]:
     memory = _numbers(3, device)
     firsts, stops, budgets = _blocks()
     counts, places, codes, _ = with_.take_rounded(with_.array(memory), firsts, stops, budgets)
-    form = FrameFormat(value_format("bf16"), raw=False)
+    form = FrameFormat(value_format("bf16"), "fixed")  # the same bytes from kernels that fill and those that count
     entries = CodedEntries(counts, places, codes, with_.array(torch.zeros(0, device=device)))
     frame = with_.write_frame(form, False, stops - firsts, budgets, entries)
     count, found = with_.read_frame(frame, form, stops - firsts, budgets)

@@ -53,7 +53,7 @@ def deal_evenly(team: Team, memory: Memory, mine: SparseBlocks, counts: Ints) ->
     frames = yield Round(sends, places, "balance")
     pieces = {team.position: kept}
     for (giver, distance, size), frame in zip(receives, frames, strict=True):
-        pieces[giver] = memory.frames.unpack(frame, WHOLE, size, team.member(distance)).decode()
+        pieces[giver] = memory.frames.unpack(frame, WHOLE, size, team.member(distance), full=True).decode()
     return join(team, pieces), np.diff(wanted)
 
 

@@ -57,14 +57,29 @@ def bruck(team: Team, mine: Item, parcel: Parcel[Item], name: str) -> Program[li
 
 
 def gather_blocks(
-    team: Team, frames: Frames, mine: CodedBlocks, ids: Ints, budgets: Ints, name: str = "bruck_all_gather"
+    team: Team,
+    frames: Frames,
+    mine: CodedBlocks,
+    ids: Ints,
+    budgets: Ints,
+    name: str = "bruck_all_gather",
+    *,
+    full: bool = False,
 ) -> Program[list[CodedBlocks]]:
-    """Return the blocks of all members, in member order. Member i contributes block `ids[i]`, within `budgets[i]`."""
-    return (yield from gather_joined(team, frames, mine, ids, budgets, name)).split()
+    """Return the blocks of all members, in member order. Member i contributes block `ids[i]`, within `budgets[i]`, or
+    `full`, as many entries as that if kernels fill."""
+    return (yield from gather_joined(team, frames, mine, ids, budgets, name, full=full)).split()
 
 
 def gather_joined(
-    team: Team, frames: Frames, mine: CodedBlocks, ids: Ints, budgets: Ints, name: str = "bruck_all_gather"
+    team: Team,
+    frames: Frames,
+    mine: CodedBlocks,
+    ids: Ints,
+    budgets: Ints,
+    name: str = "bruck_all_gather",
+    *,
+    full: bool = False,
 ) -> Program[CodedBlocks]:
     """`gather_blocks`, all blocks in one piece: what is held stays joined, so that a block costs no object of its own.
 
@@ -84,7 +99,8 @@ def gather_joined(
             receive_capacity=frames.capacity(ids[there], budgets[there]),
             name=name,
         )
-        held = frames.join([held, frames.unpack(received, ids[there], budgets[there], team.member(gap))])
+        theirs = frames.unpack(received, ids[there], budgets[there], team.member(gap), full=full)
+        held = frames.join([held, theirs])
     if not team.position:
         return held
     last, first = held.parted(team.size - team.position)

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 def gather_support(team: Team, memory: Memory, chosen: SparseBlocks, ids: Ints, limits: Ints) -> Program[SparseBlocks]:
     """Return the coordinates that all members chose, member by member: only indices travel, in ceil(log2 m) rounds.
 
-    Member i chose in block `ids[i]`, and at most `limits[i]` entries.
+    Member i chose in block `ids[i]`, and `limits[i]` entries; or fewer, where it could not fill that.
     """
     indices = memory.frames.without_values()
-    return (yield from gather_joined(team, indices, indices.code(chosen), ids, limits, name="indices")).decode()
+    mine = indices.code(chosen)
+    return (yield from gather_joined(team, indices, mine, ids, limits, name="indices", full=True)).decode()
 
 
 def sum_at(team: Team, memory: Memory, support: SparseBlocks) -> Program[SparseBlocks]:

@@ -82,4 +82,4 @@ def _exchange(
         name="spar_reduce_scatter",
         meanwhile=memory.meanwhile,
     )
-    return frames.unpack(received, arriving, budgets[arriving], team.member(-gap))
+    return frames.unpack(received, arriving, budgets[arriving], team.member(-gap), full=True)

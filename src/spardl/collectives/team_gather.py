@@ -42,7 +42,7 @@ def recursive_team_gather(teams: Team, memory: Memory, mine: CodedBlocks, budget
             receive_capacity=capacity,
             name="r_spar_all_gather",
         )
-        theirs = frames.unpack(received, ids, budgets, teams.member(partner))
+        theirs = frames.unpack(received, ids, budgets, teams.member(partner), full=True)
         lower, upper = (held, theirs) if partner > 0 else (theirs, held)
         gap *= 2
         union = memory.algebra.merge(lower.decode(), upper.decode())
@@ -58,13 +58,14 @@ def bruck_team_gather(
     `mine` has been cut to `top.size`. All members see the same union, so their controllers stay equal by themselves.
     """
     ids, sizes = np.repeat(mine.ids, teams.size), np.full(teams.size, top.size)
-    pieces = yield from gather_blocks(teams, memory.frames, mine, ids, sizes, name="b_spar_all_gather")
+    pieces = yield from gather_blocks(teams, memory.frames, mine, ids, sizes, name="b_spar_all_gather", full=True)
+    import torch  # when it is used: the command line lists methods without it
+
     union = pieces[0].decode()
     for piece in pieces[1:]:
         union = memory.algebra.merge(union, piece.decode())
-    if not memory.health.is_poisoned():
-        top.observe(len(union))
-    return _agree(memory, union, budget, _keeps(teams, teams.size, int(ids[0])))
+    memory.health.ask(torch.count_nonzero(union.values), lambda found: top.observe(int(found[0])))
+    return _agree(memory, memory.algebra.filled(union, budget), budget, _keeps(teams, teams.size, int(ids[0])))
 
 
 def _agree(memory: Memory, union: SparseBlocks, budget: int, keeps: bool) -> CodedBlocks:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from spardl import _torch_private
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, StateError
+from spardl.host import Flag, holds
 from spardl.integrations import ranks
 from spardl.integrations.boundary import UNKNOWN_SCALER, called_by
 from spardl.integrations.gradients import GradientHandle
@@ -129,7 +130,7 @@ class StepSync(GradientHandle):
 
     def _gradients(self) -> dict[str, Tensor]:
         """Flat, in the order of the weights' memory: the gradient itself where it lies like that, else a copy."""
-        self._bad = ""
+        self._fine: dict[str, Flag] = {}  # read only if a step is refused
         found = {}
         for name, parameter in self._parameters.items():
             if not part_of(parameter).numel() or (parameter.grad is None and not self.session.sync.knows(name)):
@@ -144,8 +145,7 @@ class StepSync(GradientHandle):
                     plan_group(self.session.config, parts_as_members({name: parameter}), self.session.transport.workers)
                 )
             found[name] = flat_gradient(parameter)
-            if not self._bad and not bool(torch.isfinite(found[name]).all()):
-                self._bad = name
+            self._fine[name] = torch.isfinite(found[name]).all()
         return found
 
     def _write(self, flat: Mapping[str, Tensor]) -> None:
@@ -163,7 +163,8 @@ class StepSync(GradientHandle):
             self._parameters[name].grad = None
 
     def _who(self) -> str:
-        return f"this rank's gradient of {self._bad!r} was" if self._bad else "some rank's gradient was"
+        bad = [name for name, fine in self._fine.items() if not holds(fine)]
+        return f"this rank's gradient of {bad[0]!r} was" if bad else "some rank's gradient was"
 
 
 def flat_gradient(parameter: nn.Parameter) -> Tensor:

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from spardl import _torch_private
 from spardl.errors import SparDLWarning, StateError
+from spardl.host import Flag, all_hold, holds
 from spardl.integrations.parts import is_sharded
 
 PATIENCE = 10  # steps in a row that are left out
@@ -67,8 +68,10 @@ class Boundary:
         """Take all gradients away if any is not finite: optimizers leave out parameters that have none."""
         parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         # Of a model in parts no rank leaves a step out by itself: the exchange is refused by all of them.
-        whole = (each for each in parameters if not is_sharded(each.grad))
-        broken = next((each for each in whole if not _is_finite(each.grad)), None)
+        whole = [each for each in parameters if not is_sharded(each.grad)]
+        flags = [_is_finite(each.grad) for each in whole]
+        fine = all_hold(flags)  # a device is asked once for all
+        broken = None if fine else next(each for each, flag in zip(whole, flags, strict=True) if not holds(flag))
         self._left_out = 0 if broken is None else self._left_out + 1
         if broken is None:
             return
@@ -112,10 +115,10 @@ class Boundary:
             self._over()
 
 
-def _is_finite(gradient: Tensor) -> bool:
+def _is_finite(gradient: Tensor) -> Flag:
     """By one pass over its values, without a copy."""
     values = gradient.coalesce().values() if gradient.layout is torch.sparse_coo else gradient
-    return not values.numel() or bool(torch.isfinite(torch.linalg.vector_norm(values, torch.inf)))
+    return not values.numel() or torch.isfinite(torch.linalg.vector_norm(values, torch.inf))
 
 
 def called_by(kind: type) -> bool:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from spardl import _torch_private
+from spardl.host import holds
 from spardl.integrations.arranger import Arranger
 from spardl.integrations.buckets import Buckets
 from spardl.integrations.deliveries import Deliveries
@@ -138,7 +139,7 @@ class SparDLState(GradientHandle):
         if base is not None and rule is not None:
             rule = replace(rule, continued=True)
         self._arrived[name] = gradient
-        unused = self._skips and self._watch.is_unused(self._parameters[name]) and not bool(gradient.any())
+        unused = self._skips and self._watch.is_unused(self._parameters[name]) and not holds(gradient.any())
         self.session.submit(name, gradient, momentum=rule, base=base, unused=unused)
 
     def _end(self) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, StateError
+from spardl.host import holds
 from spardl.integrations import ranks
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.model import facts_of
@@ -94,13 +95,13 @@ class BackwardSync(SyncHandle):
                     f" {self._sizes[name]}: some of its parameters were not used, or were frozen after attach. Use"
                     ' when="step", or update="local".'
                 )
-            own = bool(torch.isfinite(gradients).all())
+            own = torch.isfinite(gradients).all()
             counted = self.session.reduce(name, gradients)
             if not counted and not self._scaled:
                 gradients.zero_()
             if not self._scaled:
-                who = "some rank's gradients were" if own else f"this rank's gradients of {name!r} were"
-                self._refusals.note(counted, lambda: who)
+                mine = f"this rank's gradients of {name!r} were"
+                self._refusals.note(counted, lambda: "some rank's gradients were" if holds(own) else mine)
 
         return reduce
 

@@ -27,6 +27,7 @@ from spardl.collectives.program import AllReduce, Team
 from spardl.collectives.stretches import gather_bytes
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, PeerError, StateError
+from spardl.host import holds
 from spardl.integrations import newcomers, ranks
 from spardl.integrations.boundary import Boundary
 from spardl.integrations.exchange import Ahead, Exchange, Reset
@@ -96,9 +97,15 @@ class LocalSync(SyncHandle):
         gather_anew(model)
         parameters = stepped_parameters(model, optimizers)
         members = parts_as_members(dict(reversed(parameters.items())))
+        device = next(iter(parameters.values())).device
+        if config.residuals_on == "cpu" and device.type != "cpu":
+            raise ConfigError(
+                'residuals_on="cpu" is about gradients: with update="local" a residual is how far weights are from the'
+                " shared ones, which are on the device as well; leave it out."
+            )
         if invitation is not None and not self._goes_on:
             raise ConfigError('an invitation is to a run with on_loss="continue"; give that here too.')
-        if invitation is not None and next(iter(parameters.values())).device.type != "cpu":
+        if invitation is not None and device.type != "cpu":
             raise ConfigError("newcomers join runs on CPUs; move the model there first.")
         if self._goes_on and mesh_of(parameters, process_group) is not None:
             raise ConfigError('on_loss="continue" is for whole models: of one in parts, a lost rank takes its part.')
@@ -111,7 +118,7 @@ class LocalSync(SyncHandle):
                 config,
                 process_group=process_group,
                 parts=mesh_of(parameters, process_group),
-                device=next(iter(parameters.values())).device,
+                device=device,
                 facts=self.facts,
                 of_weights=exchange.of_weights,
                 lasts=self._goes_on,
@@ -353,10 +360,12 @@ class LocalSync(SyncHandle):
                 replica.load(local["shared"][name], local["own"][name])
             for name, buffer in self._model.named_buffers():
                 if name in local["buffers"]:
-                    part_of(buffer).copy_(local["buffers"][name])
+                    part_of(buffer).copy_(local["buffers"][name], non_blocking=True)
         gather_anew(self._model)
         self._steps, self._offered, self._future = local["steps"], local["offered"], None
-        self._exchange.landings = local["landings"]
+        self._exchange.landings = {
+            name: each.on(self._replicas[name].shared.device) for name, each in local["landings"].items()
+        }
         if self._throttle is not None and local["density"] is not None:
             self._throttle.density = local["density"]
         if self._pace is not None and local["pace"] is not None and len(local["pace"]) == transport.workers:
@@ -409,7 +418,7 @@ def _submit(sync: LocalSync, *, again: bool = False) -> None:
         compare_replicas(session, {name: each.shared for name, each in sync._replicas.items()})
         decay = 1.0 if again else float(sync.rule.residual_decay)
         sync._exchange.offer(session, sync._replicas, decay)
-        sync._future = session.close()
+        sync._future = session.close(deferred=sync.rule.delay > 0)
         if throttle is not None and throttle.is_due:
             session.worker.run(lambda: throttle.adjust(session.transport, session.fellows))
         pace = sync._pace
@@ -446,7 +455,7 @@ def _resubmit(sync: LocalSync) -> None:
 
 
 def _who(sync: LocalSync) -> str:
-    bad = [n for n, each in sync._replicas.items() if not bool(torch.isfinite(part_of(each.parameter)).all())]
+    bad = [n for n, each in sync._replicas.items() if not holds(torch.isfinite(part_of(each.parameter)).all())]
     return f"this rank's weights {bad[0]!r} are" if bad else "some rank's weights were"
 
 

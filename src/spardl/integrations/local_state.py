@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from spardl.choices import is_count, is_number
 from spardl.errors import StateError
+from spardl.host import holds
 from spardl.integrations.parts import part_of, placed_like
 from spardl.sync.landing import Landing
 
@@ -71,7 +72,7 @@ def _check_tensors(tensors: object, what: str, sizes: Sizes) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.dtype is not torch.float32 or tensor.numel() != sizes[name]:
             raise StateError(f"the {what} of {name!r} in this state do not fit the model's; {SAME}")
-        if not bool(torch.isfinite(tensor).all()):
+        if not holds(torch.isfinite(tensor).all()):
             raise StateError(f"the {what} of {name!r} in this state are not finite: it is damaged; load another one.")
 
 
@@ -96,13 +97,13 @@ def _landing(saved: object, name: str, size: int) -> Landing:
         raise StateError(f"what was under way for {name!r} in this state is incomplete; {SAME}")
     landing = Landing(**saved)
     for places, values in ((landing.support, landing.agreed), (landing.touched, landing.sent)):
-        if not isinstance(values, Tensor) or values.dtype is not torch.float32 or not bool(values.isfinite().all()):
+        if not isinstance(values, Tensor) or values.dtype is not torch.float32 or not holds(values.isfinite().all()):
             raise StateError(f"what was under way for {name!r} in this state is not finite: it is damaged.")
         if places is None:
             fits = values.numel() == size
         else:
             fits = isinstance(places, Tensor) and places.dtype is torch.int64 and places.shape == values.shape
-            fits = fits and (not places.numel() or (int(places.min()) >= 0 and int(places.max()) < size))
+            fits = fits and (not places.numel() or holds(((places >= 0) & (places < size)).all()))
         if not fits:
             raise StateError(f"what was under way for {name!r} in this state leaves the tensor; {SAME}")
     return landing

@@ -61,4 +61,4 @@ class Outer:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """What `velocities` was when a state was saved, and was checked."""
         for name, velocity in self.velocities.items():
-            velocity.copy_(saved[name].reshape(-1))
+            velocity.copy_(saved[name].reshape(-1), non_blocking=True)

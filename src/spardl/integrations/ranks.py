@@ -4,17 +4,18 @@ from torch import Tensor, nn
 
 from spardl._torch_private import batch_norms
 from spardl.collectives.program import AllReduce
+from spardl.host import bring
 from spardl.integrations.parts import gather_anew, part_of
 from spardl.transport.base import Transport
 
 
 def take_from_first(tensor: Tensor, transport: Transport) -> None:
     """Overwrite a tensor with rank 0's. Collective."""
-    values = tensor.detach().float().contiguous()
+    (values,) = bring([tensor.detach().float().contiguous()], transport.device)
     if transport.rank:
         values = values.new_zeros(values.shape)
     transport.perform(AllReduce(values, name="weights of rank 0"))
-    tensor.detach().copy_(values)
+    tensor.detach().copy_(values, non_blocking=True)
 
 
 def begin_alike(model: nn.Module, transport: Transport) -> None:
@@ -27,9 +28,9 @@ def begin_alike(model: nn.Module, transport: Transport) -> None:
 
 def average(tensor: Tensor, transport: Transport) -> None:
     """Overwrite a tensor with its mean over ranks. Collective."""
-    values = tensor.detach().float().contiguous().clone()
+    (values,) = bring([tensor.detach().float().contiguous().clone()], transport.device)
     transport.perform(AllReduce(values, name="mean"))
-    tensor.detach().copy_(values / transport.workers)
+    tensor.detach().copy_(values / transport.workers, non_blocking=True)
 
 
 def float_buffers(model: nn.Module) -> list[Tensor]:

@@ -28,9 +28,9 @@ class Replica:
 
     def load(self, shared: Tensor, own: Tensor) -> None:
         """Both, as they were saved."""
-        self.shared.copy_(shared.reshape(-1))
+        self.shared.copy_(shared.reshape(-1), non_blocking=True)
         if self.master is not None:
-            self.master.copy_(own.reshape(-1))
+            self.master.copy_(own.reshape(-1), non_blocking=True)
         self.put(own.reshape(-1))
 
     def own(self) -> Tensor:
@@ -48,10 +48,10 @@ class Replica:
     def put(self, flat: Tensor) -> None:
         """Write these weights into the parameter."""
         if is_gapless(self.parameter):
-            in_memory_order(self.parameter).copy_(flat)
+            in_memory_order(self.parameter).copy_(flat, non_blocking=True)
         else:
             part = part_of(self.parameter.detach())
-            part.copy_(flat.view(part.shape))
+            part.copy_(flat.view(part.shape), non_blocking=True)
 
     def swap(self) -> None:
         """Exchange own and shared weights: what was shared is in the parameter now, and the other way round."""

@@ -5,6 +5,7 @@ import math
 import torch
 
 from spardl.collectives.program import AllReduce
+from spardl.host import download
 from spardl.sync.fellows import Fellows
 from spardl.transport.base import Transport
 
@@ -44,7 +45,8 @@ class Throttle:
         ratios = torch.zeros(transport.workers, device=transport.device)
         ratios[transport.rank] = middle
         transport.perform(AllReduce(ratios, name="agreement on the density"))
-        least = float(ratios.min())
+        transport.arrive()
+        least = float(download(ratios.min()))
         self.apply(least if fellows is None else fellows.least(least))
 
     def apply(self, ratio: float) -> None:

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from spardl.errors import SparDLWarning, StateError
+from spardl.host import holds
 from spardl.integrations.hooks import Hook
 from spardl.integrations.optim.choice import has_memory
 from spardl.integrations.optim.momentum import flatten, in_memory_order
@@ -121,7 +122,10 @@ class GradientWatch:
             self._on_refused()
 
     def _largest(self, results: Mapping[str, Tensor]) -> tuple[Parameter, int, float, float] | None:
-        """One result, and its weight, to see whether anybody changes them before the step."""
+        """One result, and its weight, to see whether anybody changes them before the step; none of a device, which the
+        host would have to wait for."""
+        if any(result.device.type != "cpu" for result in results.values()):
+            return None
         seen = 0
         for name, result in results.items():
             stretch = result[: PROBED - seen]
@@ -135,7 +139,7 @@ class GradientWatch:
 
     def _on_refused(self) -> None:
         """Some rank's gradient was not finite, and there is no scaler to be told."""
-        own = [n for p, n in self._names.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
+        own = [n for p, n in self._names.items() if p.grad is not None and not holds(torch.isfinite(p.grad).all())]
         mine = f"rank {dist.get_rank()}'s" if dist.is_initialized() else "this rank's"
         who = f"{mine} gradient of {own[0]!r} was" if own else "some rank's gradient was"
         if self._refused >= PATIENCE:
@@ -164,7 +168,7 @@ class GradientWatch:
 
     def _look(self, parameter: Parameter, name: str) -> None:
         left = parameter.grad
-        if left is None or not bool(left.any()):
+        if left is None or not holds(left.any()):
             self._synced.discard(name)
             self._bases.pop(name, None)
             self._stale.discard(name)

@@ -24,9 +24,9 @@ def for_device(device: Device) -> Kernels:
         compiled: Kernels = load("spardl.kernels.cpu.compiled").CompiledKernels()
         return compiled
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        fused: Kernels = importlib.import_module("spardl.kernels.triton").TritonKernels()
+        fused: Kernels = importlib.import_module("spardl.kernels.triton").TritonKernels(fills=True)
         return fused
-    portable: Kernels = importlib.import_module("spardl.kernels.torch").TorchKernels()
+    portable: Kernels = importlib.import_module("spardl.kernels.torch").TorchKernels(fills=True)
     return portable
 
 

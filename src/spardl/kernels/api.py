@@ -70,10 +70,16 @@ class KernelsOf(Protocol[A, S]):
 
     What stays on the device. A device with a queue of its own makes whoever reads from it wait. So flags, of
     `all_finite`, `accumulate`, `differ`, `accumulate_momentum` and `take_rounded`, may be tensors on it: callers
-    collect them, and read all at once when a frame is about to leave, whose header says whether the step is poisoned
-    (`spardl.host`). Counts and lengths are on the host, for which a call may wait once, whatever the number of blocks;
-    of `read_frame` twice, for the head and for the verdict on what follows.
+    collect them, and read all at once when a step is over (`spardl.memory.health`). Counts are on the host, and so that
+    nobody has to wait for them, kernels of such devices *fill* (`fills`): `take_largest`, `take_rounded`,
+    `keep_largest` and `part_largest` choose as many entries as the budget says, zeros if there is nothing else, and
+    `merge` gives as many as it was given, or as the block is long. A zero more changes no sum. Frames are then as long
+    as they may be, whether they are poisoned may be a tensor, and of those whose blocks are `full` so is the verdict.
+    What has to be counted, as by a threshold, makes the host wait once in a call, whatever the number of blocks; of
+    `read_frame` twice, for the head and for the verdict on what follows.
     """
+
+    fills: bool  # whether selections and sums have as many entries as they may, zeros among them
 
     # --- arrays -------------------------------------------------------------------------------------------------
 
@@ -262,8 +268,9 @@ class KernelsOf(Protocol[A, S]):
         """Multiply the elements at these indices by share * |element| / |value|, where that is less than one. O(k)."""
         ...
 
-    def merge(self, left: A, left_values: A, right: A, right_values: A) -> tuple[A, A]:
-        """The sum of two sparse vectors with ascending indices; entries that cancel to zero vanish. O(k)."""
+    def merge(self, left: A, left_values: A, right: A, right_values: A, length: int) -> tuple[A, A]:
+        """The sum of two sparse versions, with ascending indices, of a block of this length; entries that cancel to
+        zero vanish, unless these kernels fill. O(k), or O(k log k)."""
         ...
 
     # --- what travels -------------------------------------------------------------------------------------------
@@ -282,14 +289,20 @@ class KernelsOf(Protocol[A, S]):
         ...
 
     def write_frame(
-        self, form: FrameFormat, poisoned: bool, lengths: Ints, budgets: Ints, entries: CodedEntries[A]
+        self, form: FrameFormat, poisoned: Flag, lengths: Ints, budgets: Ints, entries: CodedEntries[A]
     ) -> A:
-        """The frame of these entries, as bytes (wire/format.py), in at most `frame_room` of them. O(k + b)."""
+        """The frame of these entries, as bytes (wire/format.py), in at most `frame_room` of them; only kernels that
+        fill are given a flag on a device. O(k + b)."""
         ...
 
-    def read_frame(self, frame: A, form: FrameFormat, lengths: Ints, budgets: Ints) -> tuple[int, CodedEntries[A]]:
+    def read_frame(
+        self, frame: A, form: FrameFormat, lengths: Ints, budgets: Ints, *, full: bool = False
+    ) -> tuple[int | Tensor, CodedEntries[A]]:
         """How many entries a frame has, or a verdict (wire/format.py), and the entries. Nothing in `frame` is trusted;
-        bytes behind the frame do not count. O(k + b)."""
+        bytes behind the frame do not count. O(k + b).
+
+        full  blocks have as many entries as they may, if the sender's kernels fill. Kernels that fill then give the
+              verdict as a tensor, 0 if all is well; entries of a frame that is refused are zeros, in their blocks."""
         ...
 
 

@@ -1,22 +1,28 @@
 """The kernels of any device, in plain torch. `spardl.kernels.api` says what each of them promises.
 
 They keep data on its device, need no compiler, and give the same bits as the compiled ones of a CPU. There they are
-slower, and heavier on memory. They keep no shortlist. Flags stay on the device (`spardl.host`), and the host waits for
-it at most once in a call, however many blocks that is about; docstrings below say where. Run here on CPU only.
+slower, and heavier on memory. They keep no shortlist. Flags stay on the device (`spardl.host`). Kernels that *fill*, as
+they do on every device but a CPU, know all counts beforehand, so that the host waits in very few calls; docstrings
+below say in which. Run here on CPU only.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.host import Flag, download, upload
+from spardl.host import Flag, download, spread, upload
 from spardl.kernels import torch_frames
 from spardl.kernels.api import Bools, CodedEntries, Ints, KernelsOf
 from spardl.wire.format import FrameFormat
 
 
 class TorchKernels(KernelsOf[Tensor, None]):
-    """One object serves all devices: tensors say where they are."""
+    """One object serves all devices: tensors say where they are. `fills` as in `spardl.kernels.api`."""
+
+    fixed = torch_frames.FixedCode()  # of indices
+
+    def __init__(self, *, fills: bool = False) -> None:
+        self.fills = fills
 
     def array(self, values: Tensor) -> Tensor:
         return values
@@ -106,7 +112,7 @@ class TorchKernels(KernelsOf[Tensor, None]):
         self, starts: Ints, chunk: int, counts: Ints, indices: Tensor, values: Tensor, factor: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         count = len(starts) - 1
-        blocks = _spread(np.arange(count), counts, indices.device)
+        blocks = spread(np.arange(count), counts, indices.device)
         slots = indices // chunk
         positions = (slots.long() * count + blocks) * chunk + indices % chunk
         positions, order = torch.sort(positions)
@@ -120,10 +126,12 @@ class TorchKernels(KernelsOf[Tensor, None]):
 
     def changes(self, acc: Tensor, positions: Tensor, before: Tensor) -> Tensor:
         now = acc[positions]
-        places, owner = positions.unique(return_inverse=True)
-        order = torch.arange(positions.numel(), device=acc.device)
-        first = torch.full_like(places, positions.numel()).scatter_reduce_(0, owner, order, "amin")
-        acc[places] = before[first]
+        places, order = torch.sort(positions, stable=True)  # the first change of a position comes first
+        fresh = torch.ones_like(places, dtype=torch.bool)
+        fresh[1:] = places[1:] != places[:-1]
+        steps = torch.arange(places.numel(), device=acc.device)
+        first = torch.where(fresh, steps, 0).cummax(0).values
+        acc[places] = before[order[first]]  # the same for all of a position
         return acc[positions] - now
 
     def natural_positions(self, positions: Tensor, starts: Ints, chunk: int) -> Tensor:
@@ -149,23 +157,32 @@ class TorchKernels(KernelsOf[Tensor, None]):
         ids: Ints | None = None,
         shortlist: None = None,
     ) -> tuple[Ints, Tensor, Tensor]:
-        """Waits once, for the counts of all blocks."""
-        masks = self._largest_masks(acc, firsts, stops, budgets)
-        counts = download(torch.stack([mask.sum() for mask in masks])) if masks else np.zeros(0, np.int64)
-        return counts, *self._take(acc, firsts, stops, masks, counts)
+        """Waits once, for the counts of all blocks; not at all if these kernels fill."""
+        lengths = stops - firsts
+        if not firsts.size:
+            return np.zeros(0, np.int64), acc.new_empty(0, dtype=torch.int32), acc.new_empty(0)
+        if self.fills:
+            counts = np.clip(budgets, 0, lengths)
+            return counts, *self._take_full(acc, firsts, stops, counts)
+        masks = self._masks(acc, firsts, stops, budgets)
+        counts = download(torch.stack([mask.sum() for mask in masks]))
+        return counts, *self._take(acc, firsts, lengths, masks, counts)
 
-    def _largest_masks(self, acc: Tensor, firsts: Ints, stops: Ints, budgets: Ints) -> list[Tensor]:
+    def _masks(self, acc: Tensor, firsts: Ints, stops: Ints, budgets: Ints) -> list[Tensor]:
         spans = zip(firsts.tolist(), stops.tolist(), budgets.tolist(), strict=True)
         return [self.keep_largest(acc[first:stop], budget) for first, stop, budget in spans]
 
-    def _take(self, acc: Tensor, firsts: Ints, stops: Ints, masks: list[Tensor], counts: Ints) -> tuple[Tensor, Tensor]:
-        """Move out what the masks of these blocks mark, `counts[b]` entries each; indices and values."""
-        if not masks:
-            return acc.new_empty(0, dtype=torch.int32), acc.new_empty(0)
-        lengths = stops - firsts
+    def _take_full(self, acc: Tensor, firsts: Ints, stops: Ints, counts: Ints) -> tuple[Tensor, Tensor]:
+        """Take the `counts[b]` largest entries of each block, zeros among them; indices and values."""
+        return self._take(acc, firsts, stops - firsts, self._masks(acc, firsts, stops, counts), counts)
+
+    def _take(
+        self, acc: Tensor, firsts: Ints, lengths: Ints, masks: list[Tensor], counts: Ints
+    ) -> tuple[Tensor, Tensor]:
+        """Take what masks of these blocks mark, `counts[b]` entries each; indices and values."""
         found = _marked(torch.cat(masks), int(counts.sum()))  # in these blocks, one after the other
-        indices = found - _spread(lengths.cumsum() - lengths, counts, acc.device)
-        places = indices + _spread(firsts, counts, acc.device)
+        indices = found - spread(lengths.cumsum() - lengths, counts, acc.device)
+        places = indices + spread(firsts, counts, acc.device)
         values = acc[places]
         acc[places] = 0
         return indices.int(), values
@@ -179,7 +196,7 @@ class TorchKernels(KernelsOf[Tensor, None]):
         ids: Ints | None = None,
         shortlist: None = None,
     ) -> tuple[Ints, Tensor, Tensor, Flag]:
-        """Waits once, for the counts of all blocks."""
+        """Waits as `take_largest` does."""
         counts, indices, values = self.take_largest(acc, firsts, stops, budgets)
         codes, errors = self.round_bf16(values)
         self.scatter_add(acc, firsts, counts, indices, errors)
@@ -205,22 +222,22 @@ class TorchKernels(KernelsOf[Tensor, None]):
         return np.asarray(download(counts)[1:], np.int64)
 
     def keep_largest(self, values: Tensor, budget: int) -> Tensor:
-        magnitudes = values.abs()
+        magnitudes = values.view(torch.int32) & 0x7FFFFFFF  # what is not finite is larger than all that is
         if budget >= values.numel():
-            return magnitudes > 0
+            return torch.ones_like(magnitudes, dtype=torch.bool) if self.fills else magnitudes > 0
         if budget <= 0:
             return torch.zeros_like(magnitudes, dtype=torch.bool)
         last = torch.topk(magnitudes, budget, sorted=True).values[-1]
         keep = magnitudes > last
-        ties = (magnitudes == last) & (last > 0)
+        ties = magnitudes == last if self.fills else (magnitudes == last) & (last > 0)
         return keep | (ties & (ties.cumsum(0) <= budget - keep.sum()))
 
     def part_largest(
         self, indices: Tensor, values: Tensor, budget: int
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Waits once, for the number of the first part."""
+        """Waits once, for the number of the first part; not at all if these kernels fill."""
         keep = self.keep_largest(values, budget)
-        count = int(download(keep.sum()))
+        count = max(0, budget) if self.fills else int(download(keep.sum()))
         first, second = _marked(keep, count), _marked(~keep, values.numel() - count)
         return (indices[first], values[first]), (indices[second], values[second])
 
@@ -236,22 +253,26 @@ class TorchKernels(KernelsOf[Tensor, None]):
         ids: Ints | None = None,
         shortlist: None = None,
     ) -> None:
-        places = _spread(firsts, counts, acc.device) + indices
+        places = spread(firsts, counts, acc.device) + indices
         acc[places] = acc[places] + values
 
     def fade(self, memory: Tensor, firsts: Ints, counts: Ints, indices: Tensor, values: Tensor, share: float) -> None:
-        places = _spread(firsts, counts, memory.device) + indices
+        places = spread(firsts, counts, memory.device) + indices
         entries, values = memory[places], values.abs()
         most = share * entries.abs()
         memory[places] = torch.where(most < values, entries * (most / values), entries)
 
-    def merge(self, left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Waits once, for their number."""
+    def merge(
+        self, left: Tensor, left_values: Tensor, right: Tensor, right_values: Tensor, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Waits once, for their number; not at all if these kernels fill."""
         indices, order = torch.sort(torch.cat((left, right)), stable=True)  # the left one of a pair comes first
         values = torch.cat((left_values, right_values))[order]
         again = indices[1:] == indices[:-1]
         values[:-1] += values[1:].where(again, -0.0)  # which changes no bit of any number
         values[1:].masked_fill_(again, 0)
+        if self.fills and indices.numel():
+            return _moved(indices, values, torch.nn.functional.pad(again, (1, 0)), length)
         kept = (values != 0).nonzero().flatten()
         return indices[kept], values[kept]
 
@@ -269,14 +290,19 @@ class TorchKernels(KernelsOf[Tensor, None]):
         return torch_frames.frame_room(form, lengths, budgets)
 
     def write_frame(
-        self, form: FrameFormat, poisoned: bool, lengths: Ints, budgets: Ints, entries: CodedEntries[Tensor]
+        self, form: FrameFormat, poisoned: Flag, lengths: Ints, budgets: Ints, entries: CodedEntries[Tensor]
     ) -> Tensor:
-        return torch_frames.write_frame(form, poisoned, lengths, budgets, entries)
+        """Waits once, for the frame's length; not at all if these kernels fill, whose frames are as long as may be."""
+        frame, length = torch_frames.write_frame(form, poisoned, lengths, budgets, entries, self.fixed)
+        return frame if self.fills else frame[: int(download(length))]
 
     def read_frame(
-        self, frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints
-    ) -> tuple[int, CodedEntries[Tensor]]:
-        return torch_frames.read_frame(frame, form, lengths, budgets)
+        self, frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints, *, full: bool = False
+    ) -> tuple[int | Tensor, CodedEntries[Tensor]]:
+        """Waits for the head, and for the verdict on what follows it; not at all if these kernels fill, and `full`."""
+        if full and self.fills:
+            return torch_frames.open_frame(frame, form, lengths, np.minimum(budgets, lengths), budgets, self.fixed)
+        return torch_frames.read_frame(frame, form, lengths, budgets, self.fixed)
 
 
 def _places(starts: Ints, chunk: int, offset: int, length: int, device: torch.device) -> Tensor:
@@ -288,9 +314,20 @@ def _places(starts: Ints, chunk: int, offset: int, length: int, device: torch.de
     return base[pieces % count] + (pieces // count) * chunk + positions % chunk
 
 
-def _spread(per_block: Ints, counts: Ints, device: torch.device) -> Tensor:
-    """`per_block[b]`, repeated for each of the `counts[b]` entries of block b."""
-    return upload(np.repeat(per_block, counts), device)
+def _moved(indices: Tensor, values: Tensor, repeated: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Ascending entries of a block, where those that repeat an index have moved to the first ones that no entry has.
+
+    They are zeros. There are as many entries as before, or as the block is long; so nobody has to count them.
+    """
+    slots = indices.numel()
+    reach = min(length, 2 * slots)  # where as many are free as may be needed
+    held = torch.zeros(reach + 1, dtype=torch.bool, device=indices.device)
+    held[indices.clamp(max=reach).long()] = True
+    free = torch.nonzero_static(~held[:reach], size=slots, fill_value=length).flatten()
+    moved = torch.where(repeated, free[(repeated.cumsum(0) - 1).clamp(min=0)], indices)
+    ascending, order = torch.sort(moved)
+    kept = min(slots, length)  # what found no place is behind the block
+    return ascending[:kept].int(), values[order[:kept]]
 
 
 def _chosen(wanted: Bools, chunk: int, offset: int, length: int, device: torch.device) -> Tensor:

@@ -1,8 +1,8 @@
 """Frames in plain torch, for any device: the bytes that `wire/format.py` describes, as `cpu/framing.py` writes and
 reads them.
 
-Counts and sizes are computed on the host, from the few numbers of a frame's head; codes and indices stay on the
-device.
+Counts are known to the host, or read from a frame's head (`read_frame`); codes, indices and lengths stay on the device.
+Where both sides know the counts, nothing at all has to be read (`open_frame`).
 """
 
 import numpy as np
@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.host import download, upload
+from spardl.host import Flag, download, spread, upload
 from spardl.kernels.api import CodedEntries, Ints
 from spardl.wire.format import (
     ASTRAY,
     FOREIGN,
     HEADER,
     NOT_FINITE,
+    OTHER_COUNTS,
     POISONED,
     POISONED_FLAG,
     TOO_MANY,
@@ -27,36 +28,114 @@ from spardl.wire.format import (
     count_bytes,
 )
 
+LENGTH = slice(4, 8)  # where a frame says how long it is
+
 WIDEST_GAP = 32  # bits of an index, hence more than the low bits of any gap
 
 
 def frame_room(form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
     """The most bytes that a frame for blocks of these lengths and budgets can have."""
     entries = int(budgets.sum())
-    bits = 32 * entries if form.raw else int(plan_gaps(budgets, lengths)[1].sum())
+    bits = 32 * entries if form.indices == "raw" else int(plan_gaps(budgets, lengths)[1].sum())
     scales = 4 * form.values.scales_of(budgets)
     return _head_size(budgets) + scales + form.values.size(entries) + (bits + 7) // 8
 
 
 def write_frame(
-    form: FrameFormat, poisoned: bool, lengths: Ints, budgets: Ints, entries: CodedEntries[Tensor]
-) -> Tensor:
-    """The frame of these entries, as bytes. The host waits once, for the length of its indices."""
+    form: FrameFormat,
+    poisoned: Flag,
+    lengths: Ints,
+    budgets: Ints,
+    entries: CodedEntries[Tensor],
+    fixed: "FixedCode",
+) -> tuple[Tensor, Tensor]:
+    """The frame of these entries, with zeros behind it up to `frame_room`; and its length, on the device."""
     counts, places, codes, scales = entries
-    out = torch.empty(frame_room(form, lengths, budgets), dtype=torch.uint8, device=places.device)
+    device = places.device
+    out = torch.zeros(frame_room(form, lengths, budgets), dtype=torch.uint8, device=device)
     at = _head_size(budgets)
-    for part in (as_bytes(scales), pack_codes(codes, form.values.bits), as_bytes(places if form.raw else places[:0])):
+    for part in (as_bytes(scales), pack_codes(codes, form.values.bits)):
         out[at : at + part.numel()] = part
         at += part.numel()
-    if not form.raw:
-        at += int(download(write_gaps(out[at:], plan_gaps(counts, lengths)[0], counts, places)))
-    flags = form.flags | (POISONED_FLAG if poisoned else 0)
-    head = HEADER.pack(VERSION, flags, counts.size, at) + counts.astype(_count_type(budgets)).tobytes()
-    out[: len(head)] = upload(np.frombuffer(head, np.uint8), out.device)
-    return out[:at]
+    length = at + _write_indices(out[at:], form.indices, counts, lengths, places, fixed)
+    out[: _head_size(budgets)] = upload(_head(form, counts, budgets), device)
+    if isinstance(poisoned, Tensor) or poisoned:
+        out[1] += poisoned * POISONED_FLAG
+    out[LENGTH] = (length >> _octets(device) & 255).to(torch.uint8)
+    return out, length
 
 
-def read_frame(frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints) -> tuple[int, CodedEntries[Tensor]]:
+def _write_indices(out: Tensor, how: str, counts: Ints, lengths: Ints, places: Tensor, fixed: "FixedCode") -> Tensor:
+    """Write the indices; their bytes, on the device."""
+    if how == "rice":
+        return write_gaps(out, plan_gaps(counts, lengths)[0], counts, places)
+    data = as_bytes(places) if how == "raw" else fixed.write(counts, lengths, places)
+    out[: data.numel()] = data
+    return torch.full((), data.numel(), dtype=torch.int64, device=out.device)
+
+
+def _read_indices(
+    data: Tensor, how: str, counts: Ints, lengths: Ints, size: Tensor | int, fixed: "FixedCode"
+) -> tuple[Tensor, Tensor]:
+    """The indices that stand in the first `size` bytes, a number that may be on the device, and whether they ascend
+    within their blocks and end there."""
+    if how == "rice":
+        return read_gaps(data, plan_gaps(counts, lengths)[0], counts, lengths, size)
+    whole = fixed_size(counts, lengths) if how == "fixed" else 4 * int(counts.sum())
+    if data.numel() < whole:
+        return _first_places(counts, data.device), torch.zeros((), dtype=torch.bool, device=data.device)
+    read = fixed.read if how == "fixed" else _read_raw
+    places, inside = read(data[:whole], counts, lengths)
+    return places, inside & (size == whole)
+
+
+def _head(form: FrameFormat, counts: Ints, budgets: Ints) -> NDArray[np.uint8]:
+    """A frame's header and counts, but for its length and whether it is poisoned."""
+    head = HEADER.pack(VERSION, form.flags, counts.size, 0) + counts.astype(_count_type(budgets)).tobytes()
+    return np.frombuffer(head, np.uint8)
+
+
+def open_frame(
+    frame: Tensor, form: FrameFormat, lengths: Ints, counts: Ints, budgets: Ints, fixed: "FixedCode"
+) -> tuple[Tensor, CodedEntries[Tensor]]:
+    """A verdict on a frame that must have these counts, 0 if it has and all is well, on the device; and its entries.
+
+    The entries of a frame that is refused are zeros, at the beginning of their blocks. Nobody waits.
+    """
+    at, total = _head_size(budgets), int(counts.sum())
+    middle = at + 4 * form.values.scales_of(counts)
+    end = middle + form.values.size(total)
+    if frame.numel() < end:
+        return torch.full((), TOO_SHORT, device=frame.device), _zeros(form, frame, counts)
+    expected = upload(_head(form, counts, budgets), frame.device)
+    length = (frame[LENGTH].long() << _octets(frame.device)).sum()
+    scales = from_bytes(frame[at:middle], torch.float32)
+    codes = unpack_codes(frame[middle:end], total, form.values.bits, form.values.dtype)
+    places, inside = _read_indices(frame[end:], form.indices, counts, lengths, length - end, fixed)
+    small = (scales.abs() <= form.values.largest_scale).all()
+    same = frame[:at] == expected
+    known = same[0] & (frame[1] & (255 - POISONED_FLAG) == form.flags) & same[2:4].all()
+    faults = (  # the last one counts
+        (~small, NOT_FINITE),
+        (~inside, ASTRAY),
+        (_some_not_finite(codes, form.values), NOT_FINITE),
+        (length < end, TOO_SHORT),
+        (~same[HEADER.size :].all(), OTHER_COUNTS),
+        (frame[1] & POISONED_FLAG != 0, POISONED),
+        (~known | (length < HEADER.size) | (length > frame.numel()), FOREIGN),
+    )
+    verdict = torch.zeros((), dtype=torch.int64, device=frame.device)
+    for found, fault in faults:
+        verdict = verdict.masked_fill(found, fault)
+    fine, nothing = verdict == 0, _zeros(form, frame, counts)
+    return verdict, CodedEntries(
+        counts, places.where(fine, nothing.places), codes.where(fine, nothing.codes), scales.where(fine, nothing.scales)
+    )
+
+
+def read_frame(
+    frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints, fixed: "FixedCode"
+) -> tuple[int, CodedEntries[Tensor]]:
     """How many entries a frame has, or a verdict; and its entries. Bytes behind the frame do not count.
 
     The host waits for the head, and once more for the verdict on all that follows.
@@ -78,10 +157,7 @@ def read_frame(frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints) -
         return TOO_SHORT, nothing
     scales = from_bytes(frame[at:middle], torch.float32)
     codes = unpack_codes(frame[middle:end], total, form.values.bits, form.values.dtype)
-    if form.raw:
-        places, inside = _read_raw(frame[end:], counts, lengths)
-    else:
-        places, inside = read_gaps(frame[end:], plan_gaps(counts, lengths)[0], counts, lengths)
+    places, inside = _read_indices(frame[end:], form.indices, counts, lengths, length - end, fixed)
     small = (scales.abs() <= form.values.largest_scale).all()
     faults = download(torch.stack((_some_not_finite(codes, form.values), ~inside, ~small)))
     if faults.any():
@@ -140,15 +216,15 @@ def write_gaps(out: Tensor, low_bits: Ints, counts: Ints, indices: Tensor) -> Te
     """
     device, ids = indices.device, indices.long()
     lows = counts * low_bits
-    first = _spread(counts.cumsum() - counts, counts, device)  # of each entry's block, among entries
+    first = spread(counts.cumsum() - counts, counts, device)  # of each entry's block, among entries
     order = torch.arange(ids.numel(), device=device)
-    width = _spread(low_bits, counts, device)
+    width = spread(low_bits, counts, device)
     gaps = torch.where(order == first, ids, ids - ids.roll(1) - 1)
     ends = torch.cumsum((gaps >> width) + 1, 0)
     before = torch.nn.functional.pad(ends, (1, 0))
     bits = torch.zeros(8 * out.numel() + 1, dtype=torch.uint8, device=device)  # the last one is for nobody
-    bits[_spread(lows.cumsum(), counts, device) + ends - 1] = 1
-    at = _spread(lows.cumsum() - lows, counts, device) + before[first] + (order - first) * width
+    bits[spread(lows.cumsum(), counts, device) + ends - 1] = 1
+    at = spread(lows.cumsum() - lows, counts, device) + before[first] + (order - first) * width
     for bit in range(int(low_bits.max(initial=0))):
         bits[torch.where(width > bit, at + bit, bits.numel() - 1)] = ((gaps >> bit) & 1).to(torch.uint8)
     shifts = torch.arange(8, dtype=torch.uint8, device=device)
@@ -156,8 +232,9 @@ def write_gaps(out: Tensor, low_bits: Ints, counts: Ints, indices: Tensor) -> Te
     return (before[-1] + (int(lows.sum()) + 7)) // 8
 
 
-def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor]:
-    """The indices that `write_gaps` wrote, and whether these bytes hold as many and none leaves its block.
+def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints, size: Tensor | int) -> tuple[Tensor, Tensor]:
+    """The indices that `write_gaps` wrote, and whether the first `size` of these bytes, a number on the device, and
+    none behind them, hold as many and none leaves its block.
 
     Where a block begins only the device knows, which has read the one before.
     """
@@ -182,23 +259,92 @@ def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> tupl
         cursor = high + end
         fine = fine & (high <= last) & (cursor <= last) & (end - count <= length >> width) & (ids[-1:] < length)
         blocks.append(ids.int())
-    return torch.cat(blocks), (fine & ((cursor + 7) // 8 == data.numel())).all()
+    return torch.cat(blocks), (fine & ((cursor + 7) // 8 == size)).all()
 
 
 def _read_raw(data: Tensor, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor]:
     """The indices that stand in these bytes as they are, and whether they ascend within their blocks."""
-    count, device = int(counts.sum()), data.device
-    if data.numel() != 4 * count:
-        return torch.empty(0, dtype=torch.int32, device=device), torch.zeros((), dtype=torch.bool, device=device)
     indices = from_bytes(data, torch.int32)
-    begins = torch.arange(count, device=device) == _spread(counts.cumsum() - counts, counts, device)
-    inside = (indices >= 0) & (indices < _spread(lengths, counts, device))
-    return indices, (inside & (begins | (indices > indices.roll(1)))).all()
+    return indices, ascend(indices, counts, lengths)
 
 
-def _spread(per_block: Ints, counts: Ints, device: torch.device) -> Tensor:
-    """`per_block[b]`, repeated for each of the `counts[b]` entries of block b."""
-    return upload(np.repeat(per_block, counts), device)
+def ascend(indices: Tensor, counts: Ints, lengths: Ints) -> Tensor:
+    """Whether indices ascend within their blocks."""
+    device = indices.device
+    begins = torch.arange(indices.numel(), device=device) == spread(counts.cumsum() - counts, counts, device)
+    inside = (indices >= 0) & (indices < spread(lengths, counts, device))
+    return (inside & (begins | (indices > indices.roll(1)))).all()
+
+
+def fixed_size(counts: Ints, lengths: Ints) -> int:
+    """The bytes of indices in the fixed code (cpu/fixed.py)."""
+    return int(plan_gaps(counts, lengths)[1].sum() + 7) // 8
+
+
+class FixedCode:
+    """Indices in the fixed code (cpu/fixed.py): every bit has its place before anything is known of other entries."""
+
+    def write(self, counts: Ints, lengths: Ints, indices: Tensor) -> Tensor:
+        """Indices in the fixed code: every bit's place is known from counts and lengths."""
+        device, plan = indices.device, FixedPlan(counts, lengths, indices.device)
+        rest = indices.long() - plan.order
+        bits = torch.zeros(
+            8 * fixed_size(counts, lengths) + 1, dtype=torch.uint8, device=device
+        )  # the last is for nobody
+        bits[plan.high + (rest >> plan.width) + plan.order] = 1
+        for bit in range(plan.widest):
+            bits[torch.where(plan.width > bit, plan.low + bit, bits.numel() - 1)] = ((rest >> bit) & 1).to(torch.uint8)
+        shifts = torch.arange(8, dtype=torch.uint8, device=device)
+        return (bits[:-1].view(-1, 8) << shifts).sum(1, dtype=torch.uint8)
+
+    def read(self, data: Tensor, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor]:
+        """The indices in the fixed code, in as many bytes as they take, and whether they ascend within their blocks."""
+        device, plan, total = data.device, FixedPlan(counts, lengths, data.device), int(counts.sum())
+        bits = ((data[:, None] >> torch.arange(8, device=device, dtype=torch.uint8)) & 1).flatten()
+        stretches = spread(plan.highs - plan.sizes.cumsum() + plan.sizes, plan.sizes, device)
+        ones = bits[stretches + torch.arange(stretches.numel(), device=device)]
+        found = torch.nonzero_static(ones, size=total, fill_value=0).flatten()
+        where = found - spread(plan.sizes.cumsum() - plan.sizes, counts, device)  # in the stretch of its block
+        within = (ones.sum(dtype=torch.int64) == total) & (
+            (where >= 0) & (where < spread(plan.sizes, counts, device))
+        ).all()
+        rest = (where - plan.order).clamp(min=0) << plan.width
+        for bit in range(plan.widest):
+            here = plan.width > bit
+            rest += (bits[torch.where(here, plan.low + bit, 0)].long() << bit).where(here, 0)
+        indices = rest + plan.order
+        return indices.clamp(max=2**31 - 1).int(), within & ascend(indices, counts, lengths)
+
+
+class FixedPlan:
+    """Where the bits of entries lie in the fixed code: of each entry, on the device; of each block, on the host.
+
+    width  low bits of its block
+    order  how many come before it in its block
+    low    where its low bits begin
+    high   where the stretch of its block begins; `highs` and `sizes` are where each block's does, and its bits
+    """
+
+    def __init__(self, counts: Ints, lengths: Ints, device: torch.device) -> None:
+        widths, bits = plan_gaps(counts, lengths)
+        firsts = bits.cumsum() - bits
+        self.widest = int(widths.max(initial=0, where=counts > 0))
+        self.highs, self.sizes = firsts + counts * widths, bits - counts * widths
+        self.width = spread(widths, counts, device)
+        self.order = _first_places(counts, device).long()
+        self.low = spread(firsts, counts, device) + self.order * self.width
+        self.high = spread(self.highs, counts, device)
+
+
+def _first_places(counts: Ints, device: torch.device) -> Tensor:
+    """The first places of each block, as many as it has entries."""
+    first = spread(counts.cumsum() - counts, counts, device)
+    return (torch.arange(first.numel(), device=device) - first).int()
+
+
+def _octets(device: torch.device) -> Tensor:
+    """How far each of a number's four bytes is shifted."""
+    return torch.arange(0, 32, 8, device=device)
 
 
 # --- heads --------------------------------------------------------------------------------------------------------
@@ -228,6 +374,14 @@ def _nothing(form: FrameFormat, frame: Tensor, blocks: int) -> CodedEntries[Tens
     """What a frame that is refused holds."""
     places, codes, scales = (from_bytes(frame[:0], kind) for kind in (torch.int32, form.values.dtype, torch.float32))
     return CodedEntries(np.zeros(blocks, np.int64), places, codes, scales)
+
+
+def _zeros(form: FrameFormat, frame: Tensor, counts: Ints) -> CodedEntries[Tensor]:
+    """As many entries as these counts say, zeros in the first places of their blocks."""
+    total, device = int(counts.sum()), frame.device
+    codes = torch.zeros(total if form.values.bits else 0, dtype=form.values.dtype, device=device)
+    scales = torch.zeros(form.values.scales_of(counts), device=device)
+    return CodedEntries(counts, _first_places(counts, device), codes, scales)
 
 
 def as_bytes(values: Tensor) -> Tensor:

@@ -1,31 +1,33 @@
 """Sums and cuts of sparse entries, in an order that gives every rank the same bits."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spardl.host import download, upload
-from spardl.kernels import Kernels
 from spardl.kernels.api import Bools
+from spardl.memory.buffer import Buffer
 from spardl.sparse import Array, Ints, SparseBlocks
 
 
 class Algebra:
-    """Entries in, entries out; no memory is touched."""
+    """Entries in, entries out; no memory is touched. Lengths of blocks are those of the buffer."""
 
-    def __init__(self, kernels: Kernels, device: torch.device) -> None:
-        self._kernels = kernels
-        self._device = device
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        self._kernels = buffer.kernels
 
     def zeros(self, count: int) -> Tensor:
         """A vector of so many zeros."""
-        return torch.zeros(count, device=self._device)
+        return torch.zeros(count, device=self._buffer.device)
 
     def merge(self, left: SparseBlocks, right: SparseBlocks) -> SparseBlocks:
         """The sum of two versions of the same single block, left first."""
-        return _single(left.ids, *self._kernels.merge(left.places, left.amounts, right.places, right.amounts))
+        given = (left.places, left.amounts, right.places, right.amounts)
+        return _single(left.ids, *self._kernels.merge(*given, int(self._buffer.lengths[left.ids[0]])))
 
     def sum(self, versions: list[SparseBlocks]) -> SparseBlocks:
         """The sum of all ranks' versions of a single block, in one fixed order: neighbours, then pairs of pairs."""
@@ -33,6 +35,21 @@ class Algebra:
             pairs = [self.merge(*versions[i : i + 2]) for i in range(0, len(versions) - 1, 2)]
             versions = pairs + versions[len(versions) & ~1 :]
         return versions[0]
+
+    def filled(self, entries: SparseBlocks, budget: int) -> SparseBlocks:
+        """A single block with as many entries as `budget` says at least, if kernels fill: zeros where it had none."""
+        missing = budget - len(entries) if self._kernels.fills else 0
+        if missing <= 0:
+            return entries
+        zeros = self.zeros(missing)
+        return self.merge(entries, SparseBlocks(entries.ids, np.array([missing]), zeros.int(), zeros))
+
+    def without_zeros(self, entries: SparseBlocks) -> SparseBlocks:
+        """The entries of a single block that are not zero: kernels that fill leave some in sums, and are asked once."""
+        if not self._kernels.fills:
+            return entries
+        found = torch.nonzero(entries.values).flatten()
+        return _single(entries.ids, entries.indices[found], entries.values[found])
 
     def cut(self, entries: SparseBlocks, budget: int) -> tuple[SparseBlocks, SparseBlocks]:
         """Split a single block into its `budget` largest entries and the rest."""
@@ -58,7 +75,12 @@ class Algebra:
 
     def part_by(self, entries: SparseBlocks, support: SparseBlocks) -> tuple[SparseBlocks, SparseBlocks]:
         """Split a single block into the entries at the coordinates of `support` and the others."""
-        return self.part(entries, torch.isin(entries.indices, support.indices))
+        return self.part(entries, among(entries.indices, support.indices))
+
+    def zeroed_at(self, entries: SparseBlocks, support: SparseBlocks) -> SparseBlocks:
+        """The entries of a single block, with zeros at the coordinates of `support`."""
+        amounts = entries.values.masked_fill(among(entries.indices, support.indices), 0)
+        return SparseBlocks(entries.ids, entries.counts, entries.places, amounts)
 
     def smallest(self, entries: SparseBlocks) -> float:
         """The smallest magnitude; 0 of nothing."""
@@ -86,7 +108,19 @@ def _single(ids: Ints, places: Array, amounts: Array) -> SparseBlocks:
     return SparseBlocks(ids, np.array([len(places)]), places, amounts)
 
 
-def norm_of(values: Tensor) -> float:
-    """The Euclidean norm of float32 values, also where their squares are beyond what float32 holds."""
-    norm = float(torch.linalg.vector_norm(values))
-    return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(values.double()))
+def among(places: Tensor, ascending: Tensor) -> Tensor:
+    """Which of these places are among others, which ascend. `torch.isin` would make the host wait for some devices."""
+    if not ascending.numel():
+        return torch.zeros_like(places, dtype=torch.bool)
+    nearest = torch.searchsorted(ascending, places).clamp(max=ascending.numel() - 1)
+    return ascending[nearest] == places
+
+
+def norm_of(several: Sequence[Tensor]) -> float:
+    """The Euclidean norm of float32 values in all of these tensors, also where their squares are beyond what float32
+    holds. The host waits once, or twice if they are."""
+    for kind in (torch.float32, torch.float64):
+        norms = download(torch.stack([torch.linalg.vector_norm(values, dtype=kind).double() for values in several]))
+        if np.isfinite(norms).all():
+            break
+    return math.hypot(*norms.tolist())

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.host import Flag, download, upload
+from spardl.host import Flag, download, spread, upload
 from spardl.kernels.api import Kernels, Shortlist
 from spardl.memory.layout import BlockLayout
 from spardl.memory.listing import Listing
@@ -111,7 +111,7 @@ class Buffer:
             return SparseBlocks(np.zeros(1, np.int64), np.array([places.numel()]), places.int(), values)
         starts = upload(self.starts, self.device).to(places.dtype)
         counts = np.diff(download(torch.searchsorted(places, starts)))
-        firsts = upload(np.repeat(self.starts[:-1], counts), self.device)
+        firsts = spread(self.starts[:-1], counts, self.device)
         return SparseBlocks(np.arange(len(counts)), counts, (places - firsts).int(), values)
 
     # --- natural order --------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Buffer:
 
 def _offsets(entries: SparseBlocks, starts: Ints, device: torch.device) -> Tensor:
     """For each entry, where its block starts."""
-    return upload(np.repeat(starts[entries.ids], entries.counts), device)
+    return spread(starts[entries.ids], entries.counts, device)
 
 
 def zeros(length: int, device: torch.device) -> Tensor:

@@ -71,18 +71,27 @@ class Frames:
     def pack(self, coded: CodedBlocks, budgets: Ints) -> Array:
         """The frame of these blocks; poisoned, and without an entry, if this rank is."""
         started = perf_counter()
-        poisoned = self._memory.health.is_poisoned()
-        if poisoned:
+        poisoned = self._memory.health.poisoned
+        if self._memory.health.known_poisoned:
             coded = self.nothing(coded.ids)
         frame = self.codec.pack(coded, self._memory.lengths[coded.ids], budgets, poisoned=poisoned)
         self.account.entries += len(coded.places)
         self.account.seconds += perf_counter() - started
         return frame
 
-    def unpack(self, frame: Array, ids: Ints, budgets: Ints, peer: int) -> CodedBlocks:
-        """The blocks `ids` that `peer` sent, checked; nothing, and this rank is poisoned, if the frame is."""
-        started = perf_counter()
-        coded = self.codec.unpack(frame, ids, self._memory.lengths[ids], budgets, peer)
+    def unpack(self, frame: Array, ids: Ints, budgets: Ints, peer: int, *, full: bool = False) -> CodedBlocks:
+        """The blocks `ids` that `peer` sent, checked; nothing, and this rank is poisoned, if the frame is.
+
+        full  the sender has filled their budgets, as far as its kernels do that: then a host need not wait to know how
+              many entries they have, and what is wrong with them is known when the step is over
+        """
+        started, lengths = perf_counter(), self._memory.lengths[ids]
+        if full and self.codec.kernels.fills:
+            verdict, opened = self.codec.open(frame, ids, lengths, budgets)
+            self._memory.health.judge(verdict, peer)
+            self.account.seconds += perf_counter() - started
+            return opened
+        coded = self.codec.unpack(frame, ids, lengths, budgets, peer)
         self.account.seconds += perf_counter() - started
         if coded is None:
             self._memory.health.poison()
@@ -98,15 +107,19 @@ class Frames:
     def pack_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The frame of these values, and what its receivers will decode; poisoned if this rank is."""
         self._memory.health.note(self.codec.kernels.all_finite(values))
-        return vector.pack(values, self.codec.format, poisoned=self._memory.health.is_poisoned())
+        return vector.pack(values, self.codec.format, poisoned=self._memory.health.poisoned)
 
     def unpack_values(self, frame: Array, count: int, peer: int) -> Tensor:
         """The values that `peer` sent, checked; zeros, and this rank is poisoned, if the frame is."""
-        values = vector.unpack(frame, count, self.codec.format, peer)
-        if values is None:
+        if self.codec.kernels.fills:
+            verdict, values = vector.opened(frame, count, self.codec.format, peer)
+            self._memory.health.judge(verdict, peer)
+            return values
+        found = vector.unpack(frame, count, self.codec.format, peer)
+        if found is None:
             self._memory.health.poison()
             return self._memory.algebra.zeros(count)
-        return values
+        return found
 
     def keep_error(self, entries: SparseBlocks, error: Array) -> None:
         """Leave here what rounding has cost each of these entries."""

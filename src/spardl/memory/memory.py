@@ -34,7 +34,7 @@ class Memory:
         self.health = transaction.health
         self._journal = None if policy is None else policy.journal
         self.frames = Frames(self, codec, Account())
-        self.algebra = Algebra(self._buffer.kernels, self._buffer.device)
+        self.algebra = Algebra(self._buffer)
         self.survey = Survey(transaction)
 
     # --- the whole ------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class Memory:
     def take_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
         """Move the `budgets[i]` entries of largest magnitude out of each block `ids[i]`."""
         self._transaction.add_up(ids)
-        if self.health.is_poisoned():
+        if self.health.known_poisoned:
             return self.nothing(ids)
         with record_function("spardl::select"):
             return self._took(self._buffer.take_largest(ids, budgets))
@@ -89,7 +89,7 @@ class Memory:
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
         """Move the `budget` entries of largest magnitude out, wherever they lie."""
         self._transaction.add_up()
-        if self.health.is_poisoned():
+        if self.health.known_poisoned:
             return self.nothing(np.arange(len(self.lengths)))
         with record_function("spardl::select"):
             return self._took(self._buffer.take_largest_of_all(budget))
@@ -97,14 +97,14 @@ class Memory:
     def take_above_of_all(self, threshold: float, limit: int) -> SparseBlocks:
         """Move the first `limit` entries of magnitude `threshold` or more out, wherever they lie."""
         self._transaction.add_up()
-        if self.health.is_poisoned():
+        if self.health.known_poisoned:
             return self.nothing(np.arange(len(self.lengths)))
         return self._took(self._buffer.take_above_of_all(threshold, limit))
 
     def take_at(self, support: SparseBlocks) -> Tensor:
         """Move the values at these coordinates out, whatever they are; in their order."""
         self._transaction.add_up()
-        if self.health.is_poisoned():
+        if self.health.known_poisoned:
             return self.algebra.zeros(len(support))
         values = self._buffer.at(support)
         self._buffer.put(SparseBlocks(support.ids, support.counts, support.places, torch.zeros_like(values)))
@@ -123,7 +123,7 @@ class Memory:
     def find_largest(self, ids: Ints, budgets: Ints) -> SparseBlocks:
         """The `budgets[i]` entries of largest magnitude of each block `ids[i]`; they stay where they are."""
         self._transaction.add_up(ids)
-        if self.health.is_poisoned():
+        if self.health.known_poisoned:
             return self.nothing(ids)
         found = self._buffer.take_largest(ids, budgets)
         self._buffer.put(found)
@@ -132,7 +132,7 @@ class Memory:
     def find_above(self, block: int, threshold: float, limit: int) -> SparseBlocks:
         """The first `limit` entries of magnitude `threshold` or more of a block; they stay where they are."""
         self._transaction.add_up()
-        if self.health.is_poisoned():
+        if self.health.known_poisoned:
             return self.nothing(np.array([block]))
         found = self._buffer.take_above(block, threshold, limit)
         self._buffer.put(found)

@@ -43,9 +43,11 @@ class Journal:
 
     def undo_outside(self, buffer: "Buffer", settled: "Tensor") -> None:
         """Put back what these positions do not hold, the last change first."""
-        ordered = settled.sort().values
+        from spardl.memory.algebra import among
+
+        ascending = settled.sort().values
         for touched in reversed(self._touched):
-            stays = _among(touched.positions, ordered)
+            stays = among(touched.positions, ascending)
             buffer.values[touched.positions] = buffer.values[touched.positions].where(stays, touched.before)
 
     def changes(self, buffer: "Buffer") -> "tuple[Tensor, Tensor]":
@@ -62,21 +64,11 @@ class Journal:
         return positions, buffer.kernels.changes(buffer.array, positions, before)
 
     def own(self, otherwise: "Tensor") -> "Tensor":
-        """The positions that this rank itself took; `otherwise`, if it took none."""
+        """The positions that this rank itself took, some of them several times; `otherwise`, if it took none."""
         import torch
 
         taken = [touched.positions for touched in self._touched if touched.taken]
-        return torch.cat(taken).unique() if taken else otherwise
-
-
-def _among(positions: "Tensor", ordered: "Tensor") -> "Tensor":
-    """Which of these are among some that are in order; by searching, in proportion to their number."""
-    import torch
-
-    if not ordered.numel():
-        return torch.zeros_like(positions, dtype=torch.bool)
-    places = torch.searchsorted(ordered, positions).clamp_(max=ordered.numel() - 1)
-    return ordered[places] == positions
+        return torch.cat(taken) if taken else otherwise
 
 
 class Carry:
@@ -113,20 +105,23 @@ class Local(Return):
     """A rank keeps its own values, but where it took them: what others cut is lost."""
 
     def settle(self, buffer: "Buffer", result: "SparseBlocks") -> None:
-        settled = self._cleared(buffer.positions(result))
-        self.journal.undo_outside(buffer, settled)
-        buffer.values[settled] = 0
-
-    def _cleared(self, support: "Tensor") -> "Tensor":
-        return self.journal.own(support[:0])
+        support = buffer.positions(result)
+        mine = self.journal.own(support[:0])
+        self.journal.undo_outside(buffer, mine)
+        buffer.values[mine] = 0
 
 
 class Partial(Local):
     """A rank keeps its own values, but where it took them and the coordinate survived, as published for gTopk."""
 
-    def _cleared(self, support: "Tensor") -> "Tensor":
+    def settle(self, buffer: "Buffer", result: "SparseBlocks") -> None:
+        from spardl.memory.algebra import among
+
+        support = buffer.positions(result)
         mine = self.journal.own(support[:0])
-        return mine[_among(mine, support.sort().values)]
+        survived = among(mine, support.sort().values)
+        self.journal.undo_outside(buffer, mine.where(survived, -1))
+        buffer.values[mine] = buffer.values[mine].masked_fill(survived, 0)
 
 
 POLICIES: dict[str, type[Carry]] = {"carry": Carry, "return": Return, "partial": Partial, "local": Local}

@@ -155,7 +155,7 @@ class Cluster:
 
     def _commit(self, rank: int, step: int) -> None:
         sync = self.ranks[rank]
-        if sync.poisoned:
+        if sync.is_poisoned():
             raise ConfigError("sums of these gradients are not finite, so no step would count; give smaller ones.")
         sync.finish()
         for first, part in self._parts():

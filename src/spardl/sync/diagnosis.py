@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from spardl.host import download
+
 
 def delta(accumulated: Tensor, positions: Tensor, values: Tensor, count: int) -> float:
     """How much a selection left behind, compared with random choice: 1 is as bad as chance, 0 is nothing left.
@@ -14,9 +16,9 @@ def delta(accumulated: Tensor, positions: Tensor, values: Tensor, count: int) ->
     n random entries leave (1 - k/n) of the squared norm.
     """
     total = accumulated.double()
-    norm = float(torch.sum(total**2))
+    before = torch.sum(total**2)
     total[positions] -= values.double()
-    left = float(torch.sum(total**2))
+    norm, left = download(torch.stack((before, torch.sum(total**2)))).tolist()
     chance = (1 - min(1.0, count / max(1, total.numel()))) * norm
     if left == 0:
         return 0.0

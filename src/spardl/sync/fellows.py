@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spardl.collectives.program import AllReduce
 from spardl.errors import StateError
+from spardl.host import download
 from spardl.transport.base import Transport
 from spardl.transport.torchdist import Group, TorchTransport
 
@@ -30,9 +31,10 @@ class Fellows:
     def agree(self, fine: bool) -> bool:
         """Whether all parts are fine. Collective: an all-reduce of one number."""
         transport = self._connected()
-        against = torch.tensor([0.0 if fine else 1.0], device=transport.device)
+        against = torch.full((1,), 0.0 if fine else 1.0, device=transport.device)
         transport.perform(AllReduce(against, name="agreement between the parts of a model"))
-        return float(against) == 0.0
+        transport.arrive()
+        return not download(against).any()
 
     def least(self, value: float) -> float:
         """The least of all parts' values. Collective."""
@@ -40,7 +42,8 @@ class Fellows:
         values = torch.zeros(transport.workers, device=transport.device)
         values[transport.rank] = value
         transport.perform(AllReduce(values, name="agreement between the parts of a model"))
-        return float(values.min())
+        transport.arrive()
+        return float(download(values.min()))
 
     def average(self, tensor: Tensor) -> None:
         """Overwrite a tensor, which each of them has, with its mean. Collective."""

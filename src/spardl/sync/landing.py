@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from spardl.host import download, upload
+from spardl.host import upload
 from spardl.kernels import Kernels
 from spardl.memory.buffer import Buffer
+from spardl.sparse import Ints
 
 if TYPE_CHECKING:
     from spardl.sync.group import Group
@@ -39,6 +40,16 @@ class Landing:
     touched: Tensor | None
     sent: Tensor
 
+    def on(self, device: torch.device) -> Landing:
+        """The same, there."""
+        found = [each if each is None else each.to(device, non_blocking=True) for each in self._tensors()]
+        support, agreed, touched, sent = found
+        assert agreed is not None and sent is not None
+        return Landing(support, agreed, touched, sent)
+
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        return self.support, self.agreed, self.touched, self.sent
+
     def apply(self, shared: Tensor, own: Tensor, step: Tensor, kernels: Kernels, *, everywhere: bool = False) -> None:
         """Move shared weights by -`step`, and own weights so that only what was sent is gone from their difference.
 
@@ -56,8 +67,36 @@ class Landing:
         own[touched] = shared[touched] - left
 
 
+@dataclass(slots=True)
+class Changes:
+    """What an exchange has taken out of a group's differences, in natural order.
+
+    edges  where each part's begin and end, one after the other; known when the step has been read
+    """
+
+    positions: Tensor
+    sent: Tensor
+    edges: Ints | None = None
+
+
+def changes(group: Group, outcome: Outcome) -> Changes:
+    """What the exchange that was just made has changed. The buffer is of no use afterwards."""
+    buffer, journal = group.buffer, group.policy.journal
+    assert journal is not None
+    positions, sent = journal.changes(buffer)
+    natural, order = torch.sort(_natural(buffer, positions))
+    found = Changes(natural, sent[order])
+
+    def learn(edges: Ints) -> None:
+        found.edges = edges
+
+    bounds = upload([bound for _, span in _spans(group, outcome.parts) for bound in span], natural.device)
+    group.transaction.health.ask(torch.searchsorted(natural, bounds), learn)
+    return found
+
+
 def landings(group: Group, outcome: Outcome) -> dict[str, Landing]:
-    """What each member of a group that has been exchanged receives. The buffer is of no use afterwards."""
+    """What each member of a group that has been exchanged, in a step that has been read, receives."""
     return _everywhere(group, outcome) if outcome.averages is None else _somewhere(group, outcome)
 
 
@@ -72,19 +111,14 @@ def _everywhere(group: Group, outcome: Outcome) -> dict[str, Landing]:
 
 
 def _somewhere(group: Group, outcome: Outcome) -> dict[str, Landing]:
-    assert outcome.averages is not None and group.policy.journal is not None
-    buffer, journal = group.buffer, group.policy.journal
-    positions, sent = journal.changes(buffer)
-    natural, order = torch.sort(_natural(buffer, positions))
-    sent = sent[order]
-    spans = _spans(group, outcome.parts)
-    bounds = upload([bound for _, span in spans for bound in span], natural.device)
-    edges = iter(download(torch.searchsorted(natural, bounds)).tolist())
+    changed = outcome.changes
+    assert changed is not None and changed.edges is not None
+    edges = iter(changed.edges.tolist())
     found = {}
-    for (part, (first, _)), (support, agreed) in zip(spans, outcome.averages, strict=True):
+    for part, support, agreed in outcome.shares(group):
         i, j = next(edges), next(edges)
-        touched = natural[i:j] - first
-        found[part.name] = Landing(torch.as_tensor(support), torch.as_tensor(agreed), touched, sent[i:j])
+        touched = changed.positions[i:j] - group.offsets[part.name]
+        found[part.name] = Landing(torch.as_tensor(support), torch.as_tensor(agreed), touched, changed.sent[i:j])
     return found
 
 

@@ -37,7 +37,7 @@ class GroupPlan:
     options: NoOptions
     density: DensitySchedule
     values: str = "bf16"
-    indices: str = "rice"
+    indices: str = "auto"
     residuals: str = "carry"
 
     @property

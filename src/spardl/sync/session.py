@@ -7,7 +7,6 @@ when it ends.
 """
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,6 +76,8 @@ class Session:
         commit: who commits. "step": all groups of a step or none, when it is closed. "group": each group alone, as soon
             as it has been exchanged, for callers that need its result at once; each then counts steps of its own.
         crew: the threads that add gradients up.
+        device: where the tensors are, if not where the transport's frames are. Then memory is on the host, and nothing
+            overlaps: what is copied from there is in order with what the caller has queued.
         fellows: the ranks that hold the other parts of the model, if it lies in parts; they belong to the session.
         lasts: whether those that are left may go on when ranks are lost (`community.py`), over a transport that can be
             formed anew. Each step then takes ceil(log2 P) short rounds more.
@@ -93,6 +94,7 @@ class Session:
         overlap: bool = False,
         commit: Literal["step", "group"] = "step",
         crew: Crew | None = None,
+        device: torch.device | None = None,
         fellows: Fellows | None = None,
         lasts: bool = False,
     ) -> None:
@@ -104,17 +106,18 @@ class Session:
         self.commit = commit
         self.events: deque[StepEvent] = deque(maxlen=REMEMBERED)
         self.observers: list[Observer] = []
-        device = torch.device(transport.device)
+        memory = torch.device(transport.device)
         self.sync = Synchronizer(
             transport.rank,
             transport.workers,
-            kernels=kernels.for_device(device),
-            device=device,
+            kernels=kernels.for_device(memory),
+            device=memory,
             momentum=momentum,
             of_weights=of_weights,
             crew=crew,
         )
-        lanes = Lanes(threads=device.type == "cpu" and commit == "step", ahead=overlap)
+        on_host = (memory if device is None else device).type == "cpu"
+        lanes = Lanes(threads=on_host and commit == "step", ahead=overlap and on_host)
         self.worker = Worker(self.sync, transport, lanes, fellows, votes=lasts)
         self._step: _Step | None = None
         self.compared = False  # whether ranks know that they are at the same step
@@ -154,20 +157,22 @@ class Session:
             ConfigMismatch: two ranks differ; both and what they differ in are named.
             PeerError: a rank did not come.
         """
+        device = torch.device(device)
+        memory = torch.device("cpu") if config.residuals_on == "cpu" else device
         make = own_transport if lasts else transport_named
-        how_to_connect: dict[str, Any] = {"timeout": config.timeout, "device": device, "encrypt": config.encrypt}
+        how_to_connect: dict[str, Any] = {"timeout": config.timeout, "device": memory, "encrypt": config.encrypt}
         transport: Transport = make(config.transport, process_group, **how_to_connect)
         config.check_for(transport.workers)
         given = facts or {"members": [[each.name, each.elements] for each in members]}
         check_agreement({**shared_settings(config), **given}, transport.gather_texts, subject)
         # One group begins when backward is over and its cores are free; several must leave them to it.
-        alone = torch.device(device).type == "cpu" and not overlap
+        alone = memory.type == "cpu" and not overlap
         crew = Crew.for_cores(cores_per_rank(transport.gather_texts)) if alone else None
         plans = plan_model(config, members, transport.workers) if members else []
         how: dict[str, Any] = {"momentum": momentum, "of_weights": of_weights, "overlap": overlap, "commit": commit}
         how["lasts"] = lasts
-        fellows = None if parts is None else Fellows(parts, timeout=config.timeout, device=device)
-        return cls(transport, config, plans, crew=crew, fellows=fellows, **how)
+        fellows = None if parts is None else Fellows(parts, timeout=config.timeout, device=memory)
+        return cls(transport, config, plans, crew=crew, device=device, fellows=fellows, **how)
 
     # --- groups ---------------------------------------------------------------------------------------------------
 
@@ -254,13 +259,18 @@ class Session:
         return self.worker.average(tensor)
 
     def close(
-        self, after: Callable[[bool], None] | None = None, *, first: Callable[[], None] | None = None
+        self,
+        after: Callable[[bool], None] | None = None,
+        *,
+        first: Callable[[], None] | None = None,
+        deferred: bool = False,
     ) -> "Future[bool]":
         """End the step once all its groups have been exchanged: commit all of them or roll all back.
 
         Args:
             after: called on the communication thread with whether the step counts.
             first: called there before that, for whatever may fail: a peer that is lost in it has the step rolled back.
+            deferred: on a device, let the host go on, and wait for the device when the result is asked for.
 
         Returns:
             Whether it counts: false if some rank's gradient was not finite. An error if the step failed.
@@ -271,7 +281,7 @@ class Session:
             allowed = self.config.clip_norm * self.transport.workers**0.5
             step.terms = replace(step.terms, clip=clip_factor(step.parts.values(), allowed, step.terms.scale))
             start_groups(self, step)
-        return self.worker.run(lambda: self._finish(step, first, after))
+        return self.worker.run(lambda: self._finish(step, first, after), deferred=deferred)
 
     def reduce(self, name: str, tensor: Tensor) -> bool:
         """Average one flat tensor over all ranks, in place, and wait. Returns whether all ranks' values were finite.
@@ -423,5 +433,5 @@ def describe(session: Session) -> str:
 def clip_factor(parts: Iterable[Part], allowed: float, scale: float) -> float:
     """What brings the norm of all these gradients together down to the allowed one."""
     own = [part.gradient if part.base is None else part.gradient - part.base for part in parts]
-    norm = math.hypot(*(norm_of(gradient.float()) for gradient in own)) / scale
+    norm = norm_of([gradient.float() for gradient in own]) / scale if own else 0.0
     return min(1.0, allowed / norm) if norm > 0 else 1.0

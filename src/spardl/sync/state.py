@@ -18,6 +18,7 @@ from spardl.collectives.program import Program, Team
 from spardl.collectives.stretches import gather_bytes
 from spardl.config import SyncConfig
 from spardl.errors import StateError
+from spardl.host import holds
 from spardl.sync.plan import GroupPlan, arranged
 from spardl.sync.synchronizer import Kept, Synchronizer
 
@@ -188,8 +189,8 @@ def _tensors(state: Mapping[str, Any], kind: str, sizes: dict[str, int], device:
                 f"the {kind} of {name!r} in this state have {tensor.numel()} elements, but the model has"
                 f" {sizes.get(name, 'no such parameter')}; {SAME}"
             )
-        plain = tensor.detach().to(device=device, dtype=torch.float32).reshape(-1).contiguous()
-        if not bool(torch.isfinite(plain).all()):
+        plain = tensor.detach().to(device=device, dtype=torch.float32, non_blocking=True).reshape(-1).contiguous()
+        if not holds(torch.isfinite(plain).all()):
             raise StateError(f"the {kind} of {name!r} in this state are not finite: it is damaged; load another one.")
         found[name] = plain
     return found

@@ -7,7 +7,7 @@ one per rank, and tests do either. A step leaves its group open: whoever drives 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from spardl.collectives.program import AllReduce, Program
-from spardl.host import Flag, all_hold, download, upload
+from spardl.host import bring, download, upload
 from spardl.memory.layout import entries
 from spardl.memory.velocity import Momentum
-from spardl.sparse import Array, SparseBlocks
+from spardl.sparse import Array, Ints, SparseBlocks
 from spardl.sync.diagnosis import delta
 from spardl.sync.group import Group
-from spardl.sync.landing import landings
+from spardl.sync.landing import Changes, changes, landings
 from spardl.transport.ring import ring_amount
 
 
@@ -73,22 +73,40 @@ class Outcome:
 
     parts     as the ranks have agreed on them
     buffers   their gradients as float32, which belong to the step until it is committed or rolled back
-    averages  positions and values per part; None if the result is dense, in memory
+    averages  positions and values of the whole group, in natural order; None if the result is dense, in memory
+    edges     where each part's averages begin, and where each one's end; known when the step has been read
+    poisoned  whether some rank's gradient was not finite; known when the step has been read
     before    the method's state before the exchange, for a rollback
     offered   of weights: the differences of a dense exchange, in natural order
+    changes   of weights: what a sparse exchange has taken out of the differences
     """
 
     parts: Sequence[Part]
     buffers: list[Tensor]
     factor: float
-    averages: list[tuple[Array, Array]] | None = None
+    averages: tuple[Array, Array] | None = None
+    edges: Ints | None = None
     poisoned: bool = False
     before: dict[str, Any] | None = None
     offered: Tensor | None = None
+    changes: Changes | None = None
+
+    def shares(self, group: Group) -> Iterator[tuple[Part, Array, Array]]:
+        """Each part with its positions, from its own first element, and averages, in its gradient's type."""
+        assert self.averages is not None and self.edges is not None, "a step is read before it is committed"
+        count = len(self.parts)
+        edges = zip(self.edges[:count].tolist(), self.edges[count:].tolist(), strict=True)
+        for part, (i, j) in zip(self.parts, edges, strict=True):
+            positions, values = (each[i:j] for each in self.averages)
+            first = group.offsets[part.name]
+            if part.gradient.dtype is not torch.float32:
+                values = torch.as_tensor(values).to(part.gradient.dtype)
+            yield part, positions - first if first else positions, values
 
 
 def group_step(group: Group, parts: Sequence[Part], terms: Terms) -> Program[Outcome]:
     """Accumulate and exchange one group. Poisoned, if any rank's gradient was not finite: then all ranks' outcomes are.
+    On a device that is known when the step has been read (`memory.health.read`).
 
     Costs the method's rounds; one small all-reduce more if `terms.skips`, a dense one if `terms.diagnose`.
     """
@@ -109,7 +127,7 @@ def accumulate(group: Group, parts: Sequence[Part], terms: Terms) -> None:
     """Add one group's gradients, whose memory is ours until the step is over. Another group may travel meanwhile."""
     started = time.perf_counter()
     with record_function("spardl::accumulate"):
-        buffers = [as_float(part) for part in parts]
+        buffers = bring([as_float(part) for part in parts], group.buffer.device)
         group.outcome = Outcome(parts, buffers, terms.scale / group.workers)
         for part, buffer in zip(parts, buffers, strict=True):
             offset = group.offsets[part.name]
@@ -118,10 +136,18 @@ def accumulate(group: Group, parts: Sequence[Part], terms: Terms) -> None:
             elif part.unused:
                 group.transaction.hold(part.name, offset, buffer)
             else:
-                group.transaction.lend(part.name, offset, buffer, terms.clip / terms.scale, part.momentum)
+                momentum = _beside(part.momentum, group)
+                group.transaction.lend(part.name, offset, buffer, terms.clip / terms.scale, momentum)
         if not terms.lazily:
             group.transaction.add_up()
     group.stats.seconds_selecting += time.perf_counter() - started
+
+
+def _beside(momentum: Momentum | None, group: Group) -> Momentum | None:
+    """The rule, with weights where the group's memory is."""
+    if momentum is None or momentum.weights.device.type == group.buffer.device.type:
+        return momentum
+    return replace(momentum, weights=bring([momentum.weights], group.buffer.device)[0])
 
 
 def exchange(group: Group, terms: Terms) -> Program[Outcome]:
@@ -140,18 +166,20 @@ def exchange(group: Group, terms: Terms) -> Program[Outcome]:
         outcome.offered = _in_natural_order(group)
     result = yield from method.synchronize(group.memory, density)
     with record_function("spardl::average"):
+        health = group.transaction.health
         if result is None:
-            outcome.poisoned = not _is_fine_densely(group, outcome)
+            _note_densely(group, outcome)
             # As of a ring, so that 32 bits per entry come out beside the sparse methods' figures.
             group.stats.entries_sent += int(ring_amount(group.plan.elements, group.workers))
-        elif not group.transaction.health.is_poisoned():
+        elif not health.known_poisoned:
             group.policy.settle(group.buffer, result)
             if total is not None:
                 group.stats.delta = _diagnosis(group, total, result, density)
-            outcome.averages = _averages(group, outcome, result)
-            outcome.poisoned = not all_hold(_are_finite(group, values) for _, values in outcome.averages)
-        else:
-            outcome.poisoned = True
+            outcome.averages = group.buffer.natural(result, outcome.factor)
+            _note_averages(group, outcome, *outcome.averages)
+            if group.of_weights:
+                outcome.changes = changes(group, outcome)
+        outcome.poisoned = health.known_poisoned
     return outcome
 
 
@@ -176,38 +204,40 @@ def _diagnosis(group: Group, total: Tensor, result: SparseBlocks, density: float
     return delta(total, positions, values, entries(density, total.numel()))
 
 
-def _averages(group: Group, outcome: Outcome, result: SparseBlocks) -> list[tuple[Array, Array]]:
-    """Positions and values to write, per part. Values may overflow where gradients have 16 bits."""
-    averages = group.buffer.natural(result, outcome.factor)
-    parts = outcome.parts
+def _note_averages(group: Group, outcome: Outcome, positions: Array, values: Array) -> None:
+    """Ask where each part's averages lie, and whether all are finite, also in gradients that have fewer bits."""
+    health, parts = group.transaction.health, outcome.parts
     if len(parts) == len(group.plan.members) == 1 and parts[0].gradient.dtype is torch.float32:
-        return [averages]
-    positions, values = (torch.as_tensor(each) for each in averages)
+        outcome.edges = np.array([0, len(values)])
+        health.note(group.buffer.kernels.all_finite(values))
+        return
+    places, amounts = torch.as_tensor(positions), torch.as_tensor(values)
     firsts = [group.offsets[part.name] for part in parts]
     stops = [first + part.gradient.numel() for first, part in zip(firsts, parts, strict=True)]
-    edges = download(torch.searchsorted(positions, upload([*firsts, *stops], positions.device))).tolist()
-    cuts = zip(parts, firsts, edges[: len(parts)], edges[len(parts) :], strict=True)
-    return [
-        (positions[i:j] - first if first else positions[i:j], values[i:j].to(part.gradient.dtype))
-        for part, first, i, j in cuts
-    ]
+
+    def learn(edges: Ints) -> None:
+        outcome.edges = edges
+
+    health.ask(torch.searchsorted(places, upload([*firsts, *stops], places.device)), learn)
+    kinds = [part.gradient.dtype for part in parts]
+    if all(kind is torch.float32 for kind in kinds):
+        health.note(group.buffer.kernels.all_finite(values))
+        return
+    owner = torch.searchsorted(upload(firsts, places.device), places, right=True) - 1
+    for kind in dict.fromkeys(kinds):
+        others = upload(np.array([other is not kind for other in kinds]), places.device)
+        health.note((amounts.to(kind).isfinite() | others[owner]).all())
 
 
-def _are_finite(group: Group, values: Array) -> Flag:
-    if isinstance(values, Tensor) and values.dtype is not torch.float32:
-        return values.isfinite().all()
-    return group.buffer.kernels.all_finite(values)
-
-
-def _is_fine_densely(group: Group, outcome: Outcome) -> bool:
+def _note_densely(group: Group, outcome: Outcome) -> None:
     """Whether the dense sums are finite, and stay so as averages in gradients that have fewer bits than ours."""
-    flags = [group.buffer.kernels.all_finite(group.memory.everything())]
+    health = group.transaction.health
+    health.note(group.buffer.kernels.all_finite(group.memory.everything()))
     for part in outcome.parts:
         if part.gradient.dtype is not torch.float32:
             total = torch.empty(part.gradient.numel(), device=group.buffer.device)
             group.buffer.read(group.offsets[part.name], total)
-            flags.append(torch.isfinite((total * outcome.factor).to(part.gradient.dtype)).all())
-    return all_hold(flags)
+            health.note(torch.isfinite((total * outcome.factor).to(part.gradient.dtype)).all())
 
 
 def as_float(part: Part) -> Tensor:
@@ -226,10 +256,10 @@ def commit(group: Group) -> None:
     elif outcome.averages is None:
         _deliver_densely(outcome)
     else:
-        _deliver_sparsely(group, outcome, outcome.averages)
+        _deliver_sparsely(group, outcome)
     averages = outcome.averages
     group.stats.steps += 1
-    group.stats.last_entries = group.plan.elements if averages is None else sum(len(each) for each, _ in averages)
+    group.stats.last_entries = group.plan.elements if averages is None else len(averages[0])
     group.stats.entries += group.stats.last_entries
     group.policy.forget()
     for part in outcome.parts:
@@ -242,16 +272,17 @@ def _deliver_densely(outcome: Outcome) -> None:
     for part, buffer in zip(outcome.parts, outcome.buffers, strict=True):
         torch.mul(buffer, outcome.factor, out=buffer)
         if buffer is not part.gradient:
-            part.gradient.copy_(buffer)
+            part.gradient.copy_(buffer, non_blocking=True)
 
 
-def _deliver_sparsely(group: Group, outcome: Outcome, averages: Sequence[tuple[Array, Array]]) -> None:
-    for part, (positions, values) in zip(outcome.parts, averages, strict=True):
-        if part.gradient.dtype is torch.float32:
+def _deliver_sparsely(group: Group, outcome: Outcome) -> None:
+    for part, positions, values in outcome.shares(group):
+        if part.gradient.dtype is torch.float32 and part.gradient.device.type == group.buffer.device.type:
             group.buffer.kernels.put_only(part.gradient, positions, values)
-        else:
-            part.gradient.zero_()
-            part.gradient[torch.as_tensor(positions)] = torch.as_tensor(values)
+            continue
+        places, averages = bring([torch.as_tensor(positions), torch.as_tensor(values)], part.gradient.device)
+        part.gradient.zero_()
+        part.gradient[places] = averages
 
 
 def roll_back(group: Group) -> None:

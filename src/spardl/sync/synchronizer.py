@@ -15,6 +15,7 @@ from torch.profiler import record_function
 from spardl.collectives.program import AllReduce, Program
 from spardl.kernels import Kernels
 from spardl.kernels.cpu.crew import Crew
+from spardl.memory.health import Health, read
 from spardl.metrics import GroupStats, SyncStats
 from spardl.sync import step as steps
 from spardl.sync.group import Group
@@ -60,6 +61,7 @@ class Synchronizer:
         self._loose: dict[str, Kept] = {}  # of names that are in no group now
         self._common: dict[str, Any] = {}  # what methods of one model share
         self._past = GroupStats("past groups", 0)
+        self.health = Health()  # of tensors that are in no group
         self._begun: list[Group] = []  # of this step; undone last first, since groups may share a controller
 
     # --- groups ---------------------------------------------------------------------------------------------------
@@ -170,17 +172,22 @@ class Synchronizer:
         """This group takes part in the step from now on."""
         self._begun.append(group)
 
-    @property
-    def poisoned(self) -> bool:
-        """Whether a group's outcome says that some rank's gradient was not finite."""
-        return any(group.outcome is not None and group.outcome.poisoned for group in self._begun)
+    def is_poisoned(self) -> bool:
+        """Whether some rank's gradient was not finite. If a device has to be asked, the host waits once, for all that
+        this step's groups want to know."""
+        read([self.health, *(group.transaction.health for group in self._begun)])
+        for group in self._begun:
+            if group.outcome is not None:
+                group.outcome.poisoned = group.transaction.health.known_poisoned
+        return any(each.known_poisoned for each in (self.health, *(group.transaction.health for group in self._begun)))
 
     def finish(self, *, poisoned: bool = False, instead: float = torch.nan) -> bool:
         """End the step: commit all groups, or, if any is poisoned, roll all back and hand out `instead`.
 
         Returns whether the step counts. If not, residuals, velocities and controllers are as they were before it.
         """
-        fine = not (poisoned or self.poisoned)
+        fine = not (self.is_poisoned() or poisoned)
+        self.health.reset()
         self.steps += 1
         self.skipped += not fine
         self._counted += fine
@@ -196,6 +203,7 @@ class Synchronizer:
 
     def abandon(self) -> None:
         """Roll back whatever has begun, so that residuals are intact after a failure."""
+        self.health.reset()
         while self._begun:
             steps.roll_back(self._begun.pop())
 

@@ -14,7 +14,9 @@ from torch.profiler import record_function
 
 from spardl.collectives.numbers import all_gather_numbers
 from spardl.collectives.program import AllReduce, Program, Team
+from spardl.host import bring
 from spardl.sync import step as steps
+from spardl.sync.aside import Aside
 from spardl.sync.fellows import Fellows
 from spardl.sync.group import Group
 from spardl.sync.lanes import Lanes
@@ -44,6 +46,7 @@ class Worker:
         *,
         votes: bool = False,
     ) -> None:
+        self.aside = Aside(sync.device)
         self.failure: BaseException | None = None
         self.concluded = 0
         self.heard = False
@@ -53,7 +56,6 @@ class Worker:
         self._transport = transport
         self._lanes = lanes
         self._fellows = fellows
-        self._poisoned = False  # by a tensor that is in no group
 
     @property
     def is_lazy(self) -> bool:
@@ -74,19 +76,23 @@ class Worker:
         self._lanes.stop()
         self.failure = self.failure or why
 
-    def run(self, job: Callable[[], Result]) -> "Future[Result]":
-        """Do this after what was asked for before."""
-        return self._lanes.run(lambda: self._guarded(job))
+    def run(self, job: Callable[[], Result], *, deferred: bool = False) -> "Future[Result]":
+        """Do this after what was asked for before. Without a thread, at once; `deferred`, when the result is asked for,
+        or something else is to be done."""
+        return (self._lanes.defer if deferred else self._lanes.run)(lambda: self._guarded(job))
 
     def _guarded(self, job: Callable[[], Result]) -> Result:
         self.check()
         try:
-            return job()
+            with self.aside.within():
+                return job()
         except BaseException as error:
             self.failure = error
             self._lanes.stop_preparing()  # nothing must be added to what is rolled back
             if self._undecided is None:
-                self._sync.abandon()
+                with self.aside.within():
+                    self._sync.abandon()
+                self.aside.join()
             if self._fellows is not None:
                 self._fellows.leave()
             raise
@@ -134,7 +140,7 @@ class Worker:
     def start(self, group: Group, parts: Sequence[Part], terms: Terms) -> None:
         """Accumulate and exchange one group; where there is a thread for it, accumulate while others travel.
 
-        Weights are looked at here and now: their owner goes on to step them.
+        Weights are looked at here and now, and on a device in the caller's stream: their owner goes on to step them.
         """
         if group.of_weights:
             self._accumulate(group, parts, terms)
@@ -181,17 +187,20 @@ class Worker:
         return self.run(lambda: self._average(tensor))
 
     def _average(self, tensor: Tensor) -> Tensor:
-        self._transport.perform(AllReduce(tensor))
-        values = tensor if tensor.layout is torch.strided else tensor.coalesce().values()
-        self._poisoned |= not bool(torch.isfinite(values).all())
-        return tensor / self._transport.workers
+        here = tensor.layout is torch.strided
+        total = bring([tensor], self._transport.device)[0] if here else tensor.to(self._transport.device)
+        self._transport.perform(AllReduce(total))
+        values = total if total.layout is torch.strided else total.coalesce().values()
+        self._sync.health.note(torch.isfinite(values).all())
+        return bring([total], tensor.device)[0] / self._transport.workers
 
     def finish(self, instead: float) -> bool:
         """Commit the step or roll it back. To be called in a job."""
-        poisoned, self._poisoned = self._poisoned, False
-        if self._fellows is not None:
-            poisoned = not self._fellows.agree(not (poisoned or self._sync.poisoned))
-        return self._sync.finish(poisoned=poisoned, instead=instead)
+        self._transport.arrive()
+        poisoned = self._fellows is not None and not self._fellows.agree(not self._sync.is_poisoned())
+        counts = self._sync.finish(poisoned=poisoned, instead=instead)
+        self.aside.join()
+        return counts
 
     def reduce(self, group: Group, tensor: Tensor) -> bool:
         """One group's whole step, with steps counted by the group; commit it alone. To be called in a job."""

@@ -34,6 +34,11 @@ class Transport(Protocol):
         `receive`, or nothing for an all-reduce."""
         ...
 
+    def arrive(self) -> None:
+        """Return when all that was performed is over. Until then `perform` may only have queued it on the device, so
+        that the host could go on; whoever reads results from there calls this first, for its deadline."""
+        ...
+
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text, in rank order. Collective. For settings and plans, not for speed."""
         ...

@@ -47,6 +47,10 @@ class DelayedTransport:
         """Every rank's text, in rank order, without delay."""
         return self._inner.gather_texts(text)
 
+    def arrive(self) -> None:
+        """Return when all is over inside."""
+        self._inner.arrive()
+
     def close(self) -> None:
         """Close the transport inside."""
         self._inner.close()

@@ -105,6 +105,9 @@ class MPITransport:
         self._check_open()
         return texts.gather_texts(text, lambda mine: self._gather(mine, "gather_texts"))
 
+    def arrive(self) -> None:
+        """Whatever was performed is over."""
+
     def close(self) -> None:
         """Free the communicator, unless a message on it has failed: MPI may still be busy with that."""
         if not self._closed and not self._failed:

@@ -44,6 +44,8 @@ Group = dist.ProcessGroup | DeviceMesh | None
 _Posts = list[tuple[int, Tensor]]  # peers, each with what it is sent, or where what it sends arrives
 _Works = list[tuple[int, str, Any]]  # what is under way: whom an error names, what they should have done, torch's work
 
+POLL_S = 1e-3  # how often NCCL is asked whether messages have arrived
+
 
 class TorchTransport:
     """Rank `rank` of `workers`, numbered as in the group it was made from.
@@ -68,6 +70,7 @@ class TorchTransport:
         self._sent = [0] * self.workers
         self._received = [0] * self.workers
         self._awaited: list[int] = []  # in this round
+        self._under_way: list[tuple[Any, tuple[int, ...], str]] = []  # by NCCL: works, whom they need, their names
         self._group: Any = None
         self.watch = Watch(self.rank)
         self.watch.for_whom(self.pending)
@@ -169,7 +172,10 @@ class TorchTransport:
         self._awaited = [peer for peer, _ in (*receives, *sends)]
         started += use_the_time(operation)
         for peer, verb, work in works:
-            self._wait(work, peer, operation.name, verb)
+            if self._by_nccl:
+                self._queue(work, self._awaited, operation.name)
+            else:
+                self._wait(work, peer, operation.name, verb)
         self.traffic.count(
             rounds=1,
             messages=len(sends),
@@ -218,7 +224,11 @@ class TorchTransport:
             sizes = sum_sparse(tensor, lambda mine: self._gather(mine, name), refuse)
             count_sparse(self.traffic, sizes, self.rank, time.perf_counter() - started)
             return None
-        self._wait_for_all(self._group.allreduce([tensor], dist.AllreduceOptions()), name)
+        work = self._group.allreduce([tensor], dist.AllreduceOptions())
+        if self._by_nccl:
+            self._queue(work, self._others(), name)
+        else:
+            self._wait_for_all(work, name)
         count_ring(self.traffic, tensor.numel() * tensor.element_size(), self.workers, time.perf_counter() - started)
         return None
 
@@ -234,6 +244,25 @@ class TorchTransport:
         return [theirs[:count] for theirs, count in zip(together, counts, strict=True)]
 
     # --- waiting --------------------------------------------------------------------------------------------------
+
+    def _queue(self, work: dist.Work, peers: Collection[int], name: str) -> None:
+        """Let the device wait for this, and the host go on: with a deadline torch would hold the host as well."""
+        work.wait()
+        self._under_way.append((work, tuple(peers), name))
+
+    def arrive(self) -> None:
+        self._check_open()
+        deadline, seconds = time.monotonic() + self._timeout.total_seconds(), self._timeout.total_seconds()
+        under_way, self._under_way = self._under_way, []
+        for work, peers, name in under_way:
+            self._begins(name)
+            while not work.is_completed() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+            if not work.is_completed():
+                verdict, where = self._inquire(peers), failures.place(self.traffic, name)
+                did = f"sent or took nothing for {seconds:g} s"
+                raise self._told(failures.judged(verdict, self.rank, self._who, did, where))
+        self.watch.operation = None
 
     def _wait(self, work: dist.Work, peer: int, name: str, verb: str) -> None:
         try:

@@ -4,7 +4,7 @@ A **frame** holds sparse blocks: all that one rank sends to one other in one rou
 and uses it, the kernels of each device write and read it).
 
     byte 0        VERSION
-    byte 1        flags: bits 0-2 the value format's code, bit 3 raw indices, bit 4 poisoned
+    byte 1        flags: bits 0-2 the value format's code, bit 3 raw indices, bit 4 poisoned, bit 5 fixed indices
     bytes 2-3     number of blocks
     bytes 4-7     length of the frame
     counts        one per block, in 1, 2 or 4 bytes, as the largest budget needs
@@ -13,8 +13,9 @@ and uses it, the kernels of each device write and read it).
     values        the codes of all entries of all blocks, without gaps: as many bits each as the value format says, the
                   first entry in the lowest bits of the first byte; what is left of the last byte is written
                   as zero and not looked at
-    indices       gaps between ascending indices, Rice-coded as one stream of bits (kernels/cpu/gaps.py), or if raw, an
-                  int32 per entry; relative to their block
+    indices       relative to their block: gaps between ascending indices, Rice-coded as one stream of bits
+                  (kernels/cpu/gaps.py); if fixed, in a stream whose length counts say (kernels/cpu/fixed.py); or if
+                  raw, an int32 per entry
 
 Both sides know which blocks a frame holds and how many entries each may have, so the receiver knows the largest
 possible size in advance, and no size is ever sent ahead. A frame from the network is untrusted: everything is checked
@@ -53,8 +54,8 @@ VERSION = 1
 HEADER = struct.Struct("<BBHI")  # version, flags, number of blocks, length
 
 CODE_BITS = 7  # of the flags: the value format's code
-RAW_FLAG = 8
 POISONED_FLAG = 16
+INDEX_FLAGS = {"rice": 0, "fixed": 32, "raw": 8}  # by how indices are written
 
 # Verdicts: what is wrong with a frame. One that is fine has 0 or more entries.
 TOO_MANY = -1  # a block has more entries than it may
@@ -63,6 +64,7 @@ NOT_FINITE = -3  # a value or a scale is infinite or NaN, or together they may b
 ASTRAY = -4  # indices run out, descend, or leave their block
 FOREIGN = -5  # the header is of another frame than the expected one
 POISONED = -6  # nothing: its sender has no finite gradient
+OTHER_COUNTS = -7  # its blocks do not have as many entries as they must
 
 WIDTHS = (0, 1, 2, 4, 8, 16, 32)
 
@@ -315,12 +317,12 @@ class FrameFormat:
     """How the frames of one run are written: all ranks agreed on it at attach."""
 
     values: ValueFormat
-    raw: bool  # indices are written as they are
+    indices: str = "rice"
 
     @functools.cached_property
     def flags(self) -> int:
         """Byte 1 of a frame that is not poisoned."""
-        return self.values.code | (RAW_FLAG if self.raw else 0)
+        return self.values.code | INDEX_FLAGS[self.indices]
 
 
 def count_bytes(largest_budget: int) -> int:
@@ -392,6 +394,6 @@ def _owner(counts: "NDArray[np.int64]", device: "torch.device") -> "Tensor":
     """The block of each entry."""
     import numpy as np
 
-    from spardl.host import upload
+    from spardl.host import spread
 
-    return upload(np.repeat(np.arange(len(counts)), counts), device)
+    return spread(np.arange(len(counts)), counts, device)

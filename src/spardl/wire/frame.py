@@ -20,6 +20,8 @@ _FAULTS = {
     wire.TOO_SHORT: "too few bytes for its values and indices",
     wire.NOT_FINITE: "a value that is not finite",
     wire.ASTRAY: "indices that run out, are out of order or outside their block",
+    wire.OTHER_COUNTS: "other numbers of entries than its blocks must have",
+    wire.FOREIGN: "something else than a frame of these blocks",
 }
 
 
@@ -119,15 +121,16 @@ class Codec:
     """The wire format that all ranks agreed on at attach, for entries on one device.
 
     values   a value format, or the name of one; `format` is what others ask about it
-    indices  "rice" or "raw"
+    indices  "rice", "fixed" or "raw"; "auto" is fixed where frames are as long as they may be, so that nothing is lost
+             by it, and rice elsewhere
     kernels  of the device
     """
 
     def __init__(self, values: str | ValueFormat, indices: str, kernels: Kernels) -> None:
         self.format = value_format(values)
-        self.indices = indices
+        self.indices = ("fixed" if kernels.fills else "rice") if indices == "auto" else indices
         self.kernels = kernels
-        self._frame = FrameFormat(self.format, raw=indices == "raw")
+        self._frame = FrameFormat(self.format, self.indices)
         self._no_scales: Array | None = None
 
     @property
@@ -165,7 +168,7 @@ class Codec:
         """The most bytes that a frame for blocks of these lengths and budgets can have."""
         return self.kernels.frame_room(self._frame, lengths, budgets)
 
-    def pack(self, coded: CodedBlocks, lengths: Ints, budgets: Ints, *, poisoned: bool = False) -> Array:
+    def pack(self, coded: CodedBlocks, lengths: Ints, budgets: Ints, *, poisoned: host.Flag = False) -> Array:
         """The frame: at most `capacity` bytes."""
         return self.kernels.write_frame(self._frame, poisoned, lengths, budgets, coded.entries)
 
@@ -179,7 +182,16 @@ class Codec:
             return CodedBlocks(ids, entries, self.format, self.kernels)
         if found == wire.POISONED:
             return None
-        raise _bad(peer, self._why_foreign(frame, len(ids)) if found == wire.FOREIGN else _FAULTS[found])
+        raise _bad(peer, self._why_foreign(frame, len(ids))) if found == wire.FOREIGN else fault(int(found), peer)
+
+    def open(self, frame: Array, ids: Ints, lengths: Ints, budgets: Ints) -> tuple[torch.Tensor, CodedBlocks]:
+        """What `pack` was given, of blocks that are full, by kernels that fill; and a verdict, which is on the device.
+
+        It is 0 if all is well. Otherwise the entries are zeros, and the verdict is `wire.format.POISONED` or a `fault`.
+        """
+        verdict, entries = self.kernels.read_frame(frame, self._frame, lengths, budgets, full=True)
+        assert isinstance(verdict, torch.Tensor), "kernels that fill leave verdicts on the device"
+        return verdict, CodedBlocks(ids, entries, self.format, self.kernels)
 
     def _why_foreign(self, frame: Array, expected: int) -> str:
         if len(frame) < wire.HEADER.size:
@@ -194,6 +206,11 @@ class Codec:
         if blocks != expected:
             return f"{blocks} blocks instead of {expected}"
         return f"a frame of {length} bytes in {len(frame)}"
+
+
+def fault(verdict: int, peer: int) -> ProtocolError:
+    """What is wrong with a frame of this verdict."""
+    return _bad(peer, _FAULTS[verdict])
 
 
 def _bad(peer: int, what: str) -> ProtocolError:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from spardl.errors import ProtocolError
-from spardl.host import download
+from spardl.host import Flag, download
 from spardl.kernels.torch_frames import pack_codes, unpack_codes
 from spardl.sparse import Array
-from spardl.wire.format import ValueFormat, value_format
+from spardl.wire.format import FOREIGN, NOT_FINITE, POISONED, ValueFormat, value_format
 
-_FINE, _POISONED = 1, 2
+_FINE, _POISONED = 1, 2  # one more
 
 
 def size(count: int, form: str | ValueFormat) -> int:
@@ -22,12 +22,13 @@ def size(count: int, form: str | ValueFormat) -> int:
     return 1 + _scales_size(count, values) + values.size(count)
 
 
-def pack(values: Tensor, form: str | ValueFormat, *, poisoned: bool = False) -> tuple[Tensor, Tensor]:
+def pack(values: Tensor, form: str | ValueFormat, *, poisoned: Flag = False) -> tuple[Tensor, Tensor]:
     """The vector as bytes, and the values that its receivers will decode."""
     counts = np.array([values.numel()])
     form = value_format(form)
     codes, scales = form.encode(values, counts)
-    flag = torch.full((1,), _POISONED if poisoned else _FINE, dtype=torch.uint8, device=values.device)
+    flag = torch.full((1,), _FINE, dtype=torch.uint8, device=values.device)
+    flag += poisoned
     scale = scales.view(torch.uint8) if scales.numel() else flag[:0]
     frame = torch.cat((flag, scale, pack_codes(codes.contiguous(), form.bits)))
     return frame, form.decode(codes, scales, counts)
@@ -35,15 +36,9 @@ def pack(values: Tensor, form: str | ValueFormat, *, poisoned: bool = False) -> 
 
 def unpack(frame: Array, count: int, form: str | ValueFormat, peer: int) -> Tensor | None:
     """What `pack` sent, or None if it was poisoned; `ProtocolError` if it is not `count` finite values."""
-    frame = torch.as_tensor(frame)
-    form = value_format(form)
-    if frame.numel() != size(count, form):
-        raise _other(count, peer)
-    codes_at = 1 + _scales_size(count, form)
-    scales = frame[1:codes_at].clone().view(torch.float32)
-    codes = unpack_codes(frame[codes_at:], count, form.bits, form.dtype)
-    values = form.decode(codes, scales, np.array([count]))
-    flag, fine = download(torch.stack((frame[0], torch.isfinite(values).all().to(torch.uint8)))).tolist()
+    values = _decode(frame, count, value_format(form), peer)
+    first = torch.as_tensor(frame)[0]
+    flag, fine = download(torch.stack((first, torch.isfinite(values).all().to(torch.uint8)))).tolist()
     if flag not in (_FINE, _POISONED):
         raise _other(count, peer)
     if flag == _POISONED:
@@ -51,6 +46,29 @@ def unpack(frame: Array, count: int, form: str | ValueFormat, peer: int) -> Tens
     if not fine:
         raise ProtocolError(f"rank {peer} sent a value that is not finite; nothing was applied.", peer=peer)
     return values
+
+
+def opened(frame: Array, count: int, form: str | ValueFormat, peer: int) -> tuple[Tensor, Tensor]:
+    """What `pack` sent, and a verdict (`format.py`), 0 if all is well, both on the device: nobody waits.
+
+    Otherwise the values are zeros. `ProtocolError` if it is not as long as `count` values are.
+    """
+    values = _decode(frame, count, value_format(form), peer)
+    flag = torch.as_tensor(frame)[0]
+    verdict = torch.zeros((), dtype=torch.int64, device=values.device)
+    verdict = verdict.masked_fill(~torch.isfinite(values).all(), NOT_FINITE).masked_fill(flag == _POISONED, POISONED)
+    verdict = verdict.masked_fill((flag != _FINE) & (flag != _POISONED), FOREIGN)
+    return verdict, values.masked_fill(verdict != 0, 0)
+
+
+def _decode(frame: Array, count: int, form: ValueFormat, peer: int) -> Tensor:
+    frame = torch.as_tensor(frame)
+    if frame.numel() != size(count, form):
+        raise _other(count, peer)
+    codes_at = 1 + _scales_size(count, form)
+    scales = frame[1:codes_at].clone().view(torch.float32)
+    codes = unpack_codes(frame[codes_at:], count, form.bits, form.dtype)
+    return form.decode(codes, scales, np.array([count]))
 
 
 def split(frame: Array, counts: list[int], form: str | ValueFormat, peer: int) -> list[Tensor]:

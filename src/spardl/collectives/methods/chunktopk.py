@@ -68,7 +68,7 @@ class ChunkTopk(Stateless):
         memory.repartition(self.whole)
         mine = memory.frames.code(memory.in_present_blocks(taken, self.edges))
         each = np.full(self.team.size, budgets.sum())
-        pieces = yield from gather_blocks(self.team, memory.frames, mine, np.zeros_like(each), each)
+        pieces = yield from gather_blocks(self.team, memory.frames, mine, np.zeros_like(each), each, full=True)
         versions = [piece.decode() for piece in pieces]
         total = memory.algebra.sum(versions)
         return self._over_senders(memory, versions, total) if self.by_senders else total
@@ -78,6 +78,8 @@ class ChunkTopk(Stateless):
         import torch
 
         ones = [SparseBlocks(v.ids, v.counts, v.places, torch.ones_like(v.values)) for v in versions]
-        senders, _ = memory.algebra.part_by(memory.algebra.sum(ones), total)
-        amounts = total.values * (self.team.size / senders.values)
+        senders = memory.algebra.sum(ones)
+        if len(senders) > len(total):  # some entries have cancelled
+            senders, _ = memory.algebra.part_by(senders, total)
+        amounts = total.values * (self.team.size / senders.values.clamp(min=1))
         return SparseBlocks(total.ids, total.counts, total.places, amounts)

@@ -46,7 +46,7 @@ class GTopk(Stateless):
             child = self.rank + gap
             if child < self.workers:
                 (frame,) = yield Round([], [(child, capacity)], "gtopk reduce")
-                theirs = frames.unpack(frame, ids, budgets, child).decode()
+                theirs = frames.unpack(frame, ids, budgets, child, full=True).decode()
                 held, dropped = algebra.cut(algebra.merge(held, theirs), int(budgets[0]))
                 memory.give_back(dropped)
                 children.append(child)
@@ -56,7 +56,7 @@ class GTopk(Stateless):
             parent = self.rank - gap
             yield Round([Message(parent, frames.pack(coded, budgets), capacity)], [], "gtopk reduce")
             (frame,) = yield Round([], [(parent, capacity)], "gtopk broadcast")
-            coded = frames.unpack(frame, ids, budgets, parent)
+            coded = frames.unpack(frame, ids, budgets, parent, full=True)
         for child in reversed(children):
             yield Round([Message(child, frames.pack(coded, budgets), capacity)], [], "gtopk broadcast")
         return coded.decode()

@@ -65,7 +65,8 @@ class OkTopk:
             mine = memory.in_present_blocks(mine, before)
         lengths, coded = np.diff(self.bounds), memory.frames.code(mine)
         versions = yield from send_to_owners(self.team, memory.frames, coded, np.minimum(LIMIT * k, lengths))
-        result = yield from self._gather(memory, memory.algebra.sum(versions), k, exact)
+        total = memory.algebra.without_zeros(memory.algebra.sum(versions))
+        result = yield from self._gather(memory, total, k, exact)
         if not memory.health.is_poisoned():
             self._learn(k, len(mine), len(result), exact)
         return result
@@ -103,7 +104,8 @@ class OkTopk:
         if not exact and limits.max() > IMBALANCE * limits.mean():
             return (yield from self._gather_evenly(memory, kept, limits))
         mine = memory.frames.code(kept)
-        gathered = yield from gather_joined(self.team, memory.frames, mine, np.arange(self.team.size), limits)
+        everyone = np.arange(self.team.size)
+        gathered = yield from gather_joined(self.team, memory.frames, mine, everyone, limits, full=True)
         union = gathered.decode()
         return self._cut(memory, union, k) if exact else union
 
@@ -113,7 +115,7 @@ class OkTopk:
         mine = memory.in_present_blocks(kept, self.bounds)
         mine, sizes = yield from deal_evenly(self.team, memory, mine, counts)
         coded = memory.frames.code(mine)
-        pieces = yield from gather_blocks(self.team, memory.frames, coded, np.zeros_like(sizes), sizes)
+        pieces = yield from gather_blocks(self.team, memory.frames, coded, np.zeros_like(sizes), sizes, full=True)
         return join(self.team, {member: piece.decode() for member, piece in enumerate(pieces)})
 
     def _cut(self, memory: Memory, union: SparseBlocks, k: int) -> SparseBlocks:

@@ -155,7 +155,8 @@ class SparDL:
             agreed = yield from bruck_team_gather(self.teams, memory, mine, budget, self.top)
         else:
             agreed = yield from recursive_team_gather(self.teams, memory, mine, budget)
-        blocks = yield from gather_joined(self.team, memory.frames, agreed, np.arange(self.team.size), budgets)
+        everyone = np.arange(self.team.size)
+        blocks = yield from gather_joined(self.team, memory.frames, agreed, everyone, budgets, full=True)
         return blocks.decode()
 
     def state_dict(self) -> dict[str, Any]:

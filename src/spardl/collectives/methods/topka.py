@@ -34,7 +34,7 @@ class TopkA(Stateless):
     def synchronize(self, memory: Memory, density: float) -> Program[SparseBlocks]:
         budgets = np.full(self.team.size, entries(density, self.layout.length))
         mine = memory.frames.code(memory.take_largest(np.array([0]), budgets[:1]))
-        pieces = yield from gather_blocks(self.team, memory.frames, mine, np.zeros_like(budgets), budgets)
+        pieces = yield from gather_blocks(self.team, memory.frames, mine, np.zeros_like(budgets), budgets, full=True)
         versions = [piece.decode() for piece in pieces]
         return self._agree(memory, versions, memory.algebra.sum(versions), int(budgets[0]))
 
@@ -48,6 +48,5 @@ class TopkA2(TopkA):
 
     def _agree(self, memory: Memory, versions: list[SparseBlocks], total: SparseBlocks, k: int) -> SparseBlocks:
         kept, _ = memory.algebra.cut(total, k)
-        _, dropped = memory.algebra.part_by(versions[self.team.position], kept)
-        memory.give_back(dropped)
+        memory.give_back(memory.algebra.zeroed_at(versions[self.team.position], kept))
         return kept

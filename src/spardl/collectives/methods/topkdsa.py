@@ -43,7 +43,7 @@ class TopkDSA(Stateless):
         k, lengths = entries(density, self.layout.length), self.layout.lengths
         mine = memory.frames.code(memory.take_largest_of_all(k))
         versions = yield from send_to_owners(self.team, memory.frames, mine, np.minimum(k, lengths))
-        total = memory.frames.code(memory.algebra.sum(versions))
+        total = memory.frames.code(memory.algebra.without_zeros(memory.algebra.sum(versions)))
         limits = np.minimum(k * self.team.size, lengths)
         blocks = yield from gather_joined(self.team, memory.frames, total, np.arange(self.team.size), limits)
         return blocks.decode()

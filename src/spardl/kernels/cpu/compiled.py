@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.choices import is_power_of_two
+from spardl.host import Flag
 from spardl.kernels.api import Array, Bools, CodedEntries, Ints, KernelsOf
 from spardl.kernels.cpu import arithmetic, bf16, framing, order, selection
 from spardl.kernels.cpu.arguments import Blocks, Rule, Stretch, Taken
+from spardl.kernels.cpu.framing import CODING_OF
 from spardl.kernels.cpu.shortlist import CpuShortlist
 from spardl.wire.format import POISONED_FLAG, FrameFormat
 
@@ -60,6 +62,8 @@ def _key(threshold: float) -> np.uint32:
 
 class CompiledKernels(KernelsOf[Array, CpuShortlist]):
     """One object serves all threads: it has no state of its own, and its loops let go of Python's lock."""
+
+    fills = False
 
     def array(self, values: Array) -> NDArray[Any]:
         return _array(values)
@@ -255,7 +259,9 @@ class CompiledKernels(KernelsOf[Array, CpuShortlist]):
     def fade(self, memory: Array, firsts: Ints, counts: Ints, indices: Array, values: Array, share: float) -> None:
         arithmetic.fade(_array(memory), firsts, counts, _array(indices), _array(values), np.float32(share))
 
-    def merge(self, left: Array, left_values: Array, right: Array, right_values: Array) -> tuple[Array, Array]:
+    def merge(
+        self, left: Array, left_values: Array, right: Array, right_values: Array, length: int
+    ) -> tuple[Array, Array]:
         room = len(left) + len(right) + 1
         indices, values = np.empty(room, np.int32), np.empty(room, np.float32)
         given = (_array(left), _array(left_values), _array(right), _array(right_values))
@@ -276,27 +282,30 @@ class CompiledKernels(KernelsOf[Array, CpuShortlist]):
         return values
 
     def frame_room(self, form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
-        return int(framing.frame_room(lengths, budgets, form.values.bits, form.values.per_scale, form.raw))
+        return int(
+            framing.frame_room(lengths, budgets, form.values.bits, form.values.per_scale, CODING_OF[form.indices])
+        )
 
     def write_frame(
-        self, form: FrameFormat, poisoned: bool, lengths: Ints, budgets: Ints, entries: CodedEntries[Array]
+        self, form: FrameFormat, poisoned: Flag, lengths: Ints, budgets: Ints, entries: CodedEntries[Array]
     ) -> Array:
         out = np.empty(self.frame_room(form, lengths, budgets), np.uint8)
         flags = form.flags | (POISONED_FLAG if poisoned else 0)
         counts, places, codes, scales = entries
         parts = (_array(scales).view(np.uint8), _array(codes).view(np.uint8), _array(places))
-        return out[: framing.write_frame(out, flags, form.raw, form.values.bits, lengths, budgets, counts, *parts)]
+        how = (flags, CODING_OF[form.indices], form.values.bits)
+        return out[: framing.write_frame(out, *how, lengths, budgets, counts, *parts)]
 
     def read_frame(
-        self, frame: Array, form: FrameFormat, lengths: Ints, budgets: Ints
-    ) -> tuple[int, CodedEntries[Array]]:
+        self, frame: Array, form: FrameFormat, lengths: Ints, budgets: Ints, *, full: bool = False
+    ) -> tuple[int | Tensor, CodedEntries[Array]]:
         values = form.values
         room = sum(budgets.tolist())
         counts, places = np.empty(budgets.size, np.int64), np.empty(room, np.int32)
         codes = np.empty(room if values.bits else 0, _array_type(values.dtype))
         scales = np.empty(values.scales_of(budgets), np.float32)
         of_codes = (values.bits, values.dtype.is_signed, values.not_finite)
-        expected = (form.flags, form.raw, *of_codes, values.per_scale, values.largest_scale)
+        expected = (form.flags, CODING_OF[form.indices], *of_codes, values.per_scale, values.largest_scale)
         out = (counts, scales, codes.view(np.uint8), places)
         found = int(framing.read_frame(_array(frame), *expected, lengths, budgets, *out))
         entries, scaled = (found, values.scales_of(counts)) if found >= 0 else (0, 0)

@@ -5,6 +5,7 @@
 
 import numpy as np
 
+from spardl.kernels.cpu.fixed import read_fixed, write_fixed
 from spardl.kernels.cpu.gaps import plan_block, read_gaps, write_gaps
 from spardl.kernels.cpu.jit import compiled, inlined
 from spardl.kernels.cpu.narrow import pack_narrow, unpack_narrow
@@ -21,6 +22,9 @@ from spardl.wire.format import (
 )
 
 HEADER_SIZE = HEADER.size
+
+RICE, FIXED, RAW = CODINGS = range(3)  # of indices, as loops know them
+CODING_OF = dict(zip(("rice", "fixed", "raw"), CODINGS, strict=True))
 
 
 @inlined
@@ -42,13 +46,13 @@ def _count_scales(counts, per_scale):
     return scales
 
 
-@compiled("int64(int64[::1], int64[::1], int64, int64, boolean)")
-def frame_room(lengths, budgets, value_bits, per_scale, raw):
+@compiled("int64(int64[::1], int64[::1], int64, int64, int64)")
+def frame_room(lengths, budgets, value_bits, per_scale, coding):
     """The most bytes that a frame for blocks of these lengths and budgets can have."""
     entries = bits = 0
     for b in range(budgets.size):
         entries += budgets[b]
-        bits += 32 * budgets[b] if raw else plan_block(budgets[b], lengths[b])[1]
+        bits += 32 * budgets[b] if coding == RAW else plan_block(budgets[b], lengths[b])[1]
     head = HEADER_SIZE + budgets.size * _count_bytes(budgets) + 4 * _count_scales(budgets, per_scale)
     return head + (entries * value_bits + 7) // 8 + (bits + 7) // 8
 
@@ -77,9 +81,9 @@ def _plan(counts, lengths):
 
 
 @compiled(
-    "int64(uint8[::1], int64, boolean, int64, int64[::1], int64[::1], int64[::1], uint8[::1], uint8[::1], int32[::1])"
+    "int64(uint8[::1], int64, int64, int64, int64[::1], int64[::1], int64[::1], uint8[::1], uint8[::1], int32[::1])"
 )
-def write_frame(out, flags, raw, value_bits, lengths, budgets, counts, scales, codes, indices):
+def write_frame(out, flags, coding, value_bits, lengths, budgets, counts, scales, codes, indices):
     """Write a frame; return its length. Scales and codes come as the bytes of their memory."""
     at = HEADER_SIZE
     size = _count_bytes(budgets)
@@ -90,8 +94,10 @@ def write_frame(out, flags, raw, value_bits, lengths, budgets, counts, scales, c
         at += pack_narrow(out, at, codes, value_bits)
     else:
         at += _copy(out, at, codes, 0, codes.size)
-    if raw:
+    if coding == RAW:
         at += _copy(out, at, indices.view(np.uint8), 0, 4 * indices.size)
+    elif coding == FIXED:
+        at += write_fixed(out[at:], counts, lengths, indices)
     else:
         at += write_gaps(out[at:], _plan(counts, lengths), counts, indices)
     _write_number(out, 0, VERSION, 1)
@@ -186,20 +192,22 @@ def _read_raw(data, counts, lengths, indices, total):
 
 
 @inlined
-def _read_indices(data, raw, counts, lengths, indices, total):
+def _read_indices(data, coding, counts, lengths, indices, total):
     """Read the indices, which end the frame. Whether they are all right."""
-    if raw:
+    if coding == RAW:
         return _read_raw(data, counts, lengths, indices, total)
+    if coding == FIXED:
+        return read_fixed(data, counts, lengths, indices)
     bits = read_gaps(data, _plan(counts, lengths), counts, lengths, indices)
     return bits >= 0 and (bits + 7) // 8 == data.size
 
 
 @compiled(
-    "int64(uint8[::1], int64, boolean, int64, boolean, int64, int64, float64, int64[::1], int64[::1], int64[::1],"
+    "int64(uint8[::1], int64, int64, int64, boolean, int64, int64, float64, int64[::1], int64[::1], int64[::1],"
     " float32[::1], uint8[::1], int32[::1])"
 )
 def read_frame(
-    data, flags, raw, value_bits, signed, not_finite, per_scale, largest_scale, lengths, budgets,
+    data, flags, coding, value_bits, signed, not_finite, per_scale, largest_scale, lengths, budgets,
     counts, scales, codes, indices
 ):  # fmt: skip
     """Open the frame that `data` begins with; return how many entries it has, or a verdict.
@@ -226,6 +234,6 @@ def read_frame(
         at += _copy(codes, 0, frame, at, total * value_bits // 8)
     if not _codes_are_finite(codes, total, value_bits, not_finite):
         return NOT_FINITE
-    if not _read_indices(frame[at:], raw, counts, lengths, indices, total):
+    if not _read_indices(frame[at:], coding, counts, lengths, indices, total):
         return ASTRAY
     return total if _scales_are_fine(scales[:scaled], largest_scale) else NOT_FINITE

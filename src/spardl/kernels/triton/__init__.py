@@ -6,22 +6,65 @@ never run, by us (docs/gpu.md).
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.host import Flag, download, upload
+from spardl.host import Flag, download, spread, upload
 from spardl.kernels.api import Bools, Ints
 from spardl.kernels.torch import TorchKernels
+from spardl.kernels.torch_frames import FixedCode, ascend, fixed_size, plan_gaps
 from spardl.kernels.triton import loops
 
+KEYS = 2**31 - 1  # no magnitude is larger
 TILE = 1024  # elements that one program of a kernel is about
 
 # A product and a sum that are fused are rounded once instead of twice, and bits would differ from those of a CPU.
 EXACTLY: dict[str, Any] = {"TILE": TILE, "enable_fp_fusion": False}
 
 
+DIGITS = (24, 16, 8, 0)  # where each digit of 8 bits of a magnitude begins
+
+
+class TritonFixedCode(FixedCode):
+    """Indices in the fixed code, all bits at once."""
+
+    def write(self, counts: Ints, lengths: Ints, indices: Tensor) -> Tensor:
+        size = fixed_size(counts, lengths)
+        words = torch.zeros(size // 4 + 2, dtype=torch.int32, device=indices.device)  # one more for what is left over
+        if indices.numel():
+            blocks, _ = _plans(counts, lengths, indices.device)
+            loops.write_fixed[_tiles(counts)](indices.contiguous(), blocks, words, **EXACTLY)
+        return words.view(torch.uint8)[:size]
+
+    def read(self, data: Tensor, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor]:
+        total, device = int(counts.sum()), data.device
+        indices = torch.zeros(total, dtype=torch.int64, device=device)
+        if not total:
+            return indices.int(), torch.ones((), dtype=torch.bool, device=device)
+        words = torch.nn.functional.pad(data, (0, 8 - data.numel() % 4)).view(torch.int32)
+        blocks, bits = _plans(counts, lengths, device)
+        grid, sizes = _tiles(bits), upload(bits, device)
+        ones = torch.zeros(grid[::-1], dtype=torch.int64, device=device)
+        loops.count_ones[grid](words, blocks, sizes, ones, grid[0], **EXACTLY)
+        ends = ones.cumsum(1)
+        loops.read_fixed[grid](words, blocks, sizes, ends - ones, indices, grid[0], **EXACTLY)
+        fine = (ends[:, -1] == blocks[:, 1]).all() & ascend(indices, counts, lengths)
+        return indices.clamp(max=2**31 - 1).int(), fine
+
+
+def _plans(counts: Ints, lengths: Ints, device: torch.device) -> tuple[Tensor, Ints]:
+    """The five numbers of each block that the loops need, and the bits of its stretch, on the host."""
+    widths, bits = plan_gaps(counts, lengths)
+    lows = bits.cumsum() - bits
+    highs = lows + counts * widths
+    return upload(np.stack((counts.cumsum() - counts, counts, widths, lows, highs), 1), device), bits - counts * widths
+
+
 class TritonKernels(TorchKernels):
     """One object serves all CUDA devices, and in Triton's interpreter the CPU."""
+
+    fixed = TritonFixedCode()
 
     def accumulate(
         self,
@@ -40,6 +83,27 @@ class TritonKernels(TorchKernels):
             sizes = (offset, gradient.numel(), chunk, wanted.size, scale)
             loops.accumulate[_grid(gradient)](acc, gradient, first, chosen, flag, *sizes, **EXACTLY)
         return flag[0] != 0
+
+    def _take_full(self, acc: Tensor, firsts: Ints, stops: Ints, counts: Ints) -> tuple[Tensor, Tensor]:
+        """Digit by digit the last key that each block chooses is found, and then all that are chosen are moved out."""
+        total, device = int(counts.sum()), acc.device
+        indices = torch.empty(total, dtype=torch.int32, device=device)
+        taken = torch.empty(total, dtype=acc.dtype, device=device)
+        if not total:
+            return indices, taken
+        grid = _tiles(stops - firsts)
+        wanted, starts, first, stop = upload(np.stack((counts, counts.cumsum() - counts, firsts, stops)), device)
+        lasts, needed = torch.zeros_like(wanted), wanted
+        for shift in DIGITS:
+            found = torch.zeros(len(counts), 256, dtype=torch.int32, device=device)
+            loops.count_digits[grid](acc, first, stop, lasts, found, shift, **EXACTLY)
+            lasts, needed = _next_digit(lasts, needed, found.long())
+        lasts = lasts.where(wanted > 0, KEYS)  # who wants none finds none
+        above, ties = torch.zeros(2, *grid[::-1], dtype=torch.int64, device=device)
+        loops.count_chosen[grid](acc, first, stop, lasts, above, ties, grid[0], **EXACTLY)
+        earlier = (above.cumsum(1) - above, ties.cumsum(1) - ties)
+        loops.take_chosen[grid](acc, first, stop, lasts, needed, *earlier, starts, indices, taken, grid[0], **EXACTLY)
+        return indices, taken
 
     def take_above(
         self, acc: Tensor, first: int, stop: int, threshold: float, limit: int, shortlist: None = None
@@ -77,9 +141,9 @@ class TritonKernels(TorchKernels):
         shortlist: None = None,
     ) -> None:
         if values.numel():
-            spread = upload(firsts.repeat(counts), acc.device)
+            begins = spread(firsts, counts, acc.device)
             given = (indices.contiguous(), values.contiguous())
-            loops.scatter_add[_grid(values)](acc, spread, *given, values.numel(), **EXACTLY)
+            loops.scatter_add[_grid(values)](acc, begins, *given, values.numel(), **EXACTLY)
 
     def round_bf16(self, values: Tensor) -> tuple[Tensor, Tensor]:
         codes = torch.empty(values.numel(), dtype=torch.int16, device=values.device)
@@ -87,6 +151,19 @@ class TritonKernels(TorchKernels):
         if values.numel():
             loops.round_bf16[_grid(values)](values.contiguous(), codes, errors, values.numel(), **EXACTLY)
         return codes.view(torch.bfloat16), errors
+
+
+def _next_digit(prefixes: Tensor, needed: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    """One more digit of each block's last key, and how many keys that begin like it are needed; `found` says how many
+    go on with each digit."""
+    above = found.flip(1).cumsum(1).flip(1) - found  # with a larger digit
+    digit = (above >= needed[:, None]).sum(1).clamp(max=255)
+    return prefixes * 256 + digit, needed - above.gather(1, digit[:, None]).flatten()
+
+
+def _tiles(lengths: Ints) -> tuple[int, int]:
+    """A program for each tile of the longest block, times blocks."""
+    return max(1, -(-int(lengths.max(initial=0)) // TILE)), lengths.size
 
 
 def _grid(values: Tensor) -> tuple[int]:

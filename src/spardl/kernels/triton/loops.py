@@ -72,3 +72,111 @@ def round_bf16(values, codes, errors, length, TILE: tl.constexpr):
     code = rounded | ((bits >> 16) & 0x8000)
     tl.store(codes + index, code.to(tl.int16), mask=here)
     tl.store(errors + index, value - (code << 16).to(tl.float32, bitcast=True), mask=here)
+
+
+# --- the largest entries of blocks: a program per tile and block -----------------------------------------------------
+
+
+@triton.jit
+def _keys(values, first, stop, TILE: tl.constexpr):
+    """Of a tile of a block: where its values lie, which are in the block, and their magnitudes as numbers that order
+    alike."""
+    place = first + tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    here = place < stop
+    value = tl.load(values + place, mask=here, other=0.0)
+    return place, here, value, value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def count_digits(values, firsts, stops, prefixes, counts, shift, TILE: tl.constexpr):
+    """How many keys of each block begin with its prefix and go on with each digit of 8 bits at `shift`."""
+    block = tl.program_id(1)
+    _place, here, _value, key = _keys(values, tl.load(firsts + block), tl.load(stops + block), TILE)
+    long = key.to(tl.int64)
+    here = here & ((long >> (shift + 8)) == tl.load(prefixes + block))
+    found = tl.histogram(((long >> shift) & 255).to(tl.int32), 256, mask=here)
+    tl.atomic_add(counts + block * 256 + tl.arange(0, 256), found)
+
+
+@triton.jit
+def count_chosen(values, firsts, stops, lasts, above, ties, tiles, TILE: tl.constexpr):
+    """How many keys of each tile are above the last one that its block chooses, and how many equal it."""
+    block = tl.program_id(1)
+    _place, here, _value, key = _keys(values, tl.load(firsts + block), tl.load(stops + block), TILE)
+    last = tl.load(lasts + block).to(tl.int32)
+    at = block * tiles + tl.program_id(0)
+    tl.store(above + at, tl.sum((here & (key > last)).to(tl.int64), 0))
+    tl.store(ties + at, tl.sum((here & (key == last)).to(tl.int64), 0))
+
+
+@triton.jit
+def take_chosen(values, firsts, stops, lasts, needed, above, ties, starts, indices, taken, tiles, TILE: tl.constexpr):
+    """Move out what is above the last key of its block, and the first `needed` that equal it, in order. `above` and
+    `ties` say how many earlier tiles of the block have; its entries begin at `starts`."""
+    block = tl.program_id(1)
+    first = tl.load(firsts + block)
+    place, here, value, key = _keys(values, first, tl.load(stops + block), TILE)
+    last, need, at = tl.load(lasts + block).to(tl.int32), tl.load(needed + block), block * tiles + tl.program_id(0)
+    tied = here & (key == last)
+    before = tl.load(ties + at)
+    rank = before + tl.cumsum(tied.to(tl.int64), 0) - 1
+    chosen = (here & (key > last)) | (tied & (rank < need))
+    slot = tl.load(starts + block) + tl.load(above + at) + tl.minimum(before, need)
+    slot += tl.cumsum(chosen.to(tl.int64), 0) - 1
+    tl.store(indices + slot, (place - first).to(tl.int32), mask=chosen)
+    tl.store(taken + slot, value, mask=chosen)
+    tl.store(values + place, tl.zeros_like(value), mask=chosen)
+
+
+# --- indices in the fixed code (kernels/cpu/fixed.py) -----------------------------------------------------------------
+# Of each block, five numbers: entries before it, entries, low bits of each, and where those begin and the rest does.
+
+
+@triton.jit
+def write_fixed(indices, blocks, words, TILE: tl.constexpr):
+    """Set the bits of all indices in words of 32 bits that were zero."""
+    plan = blocks + tl.program_id(1) * 5
+    count, width = tl.load(plan + 1), tl.load(plan + 2)
+    order = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    here = order < count
+    rest = tl.load(indices + tl.load(plan) + order, mask=here, other=0).to(tl.int64) - order
+    at = tl.load(plan + 3) + order * width
+    low = (rest & ((1 << width) - 1)) << (at & 31)
+    tl.atomic_or(words + (at >> 5), low.to(tl.int32), mask=here)
+    tl.atomic_or(words + (at >> 5) + 1, (low >> 32).to(tl.int32), mask=here)
+    high = tl.load(plan + 4) + (rest >> width) + order
+    one = (tl.full((TILE,), 1, tl.int64) << (high & 31)).to(tl.int32)
+    tl.atomic_or(words + (high >> 5), one, mask=here)
+
+
+@triton.jit
+def _ones(words, plan, size, TILE: tl.constexpr):
+    """Of a tile of a block's stretch: which bit each is, and whether it is set."""
+    bit = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    at = tl.load(plan + 4) + bit
+    word = tl.load(words + (at >> 5), mask=bit < size, other=0)
+    return bit, ((word >> (at & 31).to(tl.int32)) & 1).to(tl.int64)
+
+
+@triton.jit
+def count_ones(words, blocks, sizes, counts, tiles, TILE: tl.constexpr):
+    """How many bits of each tile of each block's stretch are set."""
+    block = tl.program_id(1)
+    _bit, one = _ones(words, blocks + block * 5, tl.load(sizes + block), TILE)
+    tl.store(counts + block * tiles + tl.program_id(0), tl.sum(one, 0))
+
+
+@triton.jit
+def read_fixed(words, blocks, sizes, before, indices, tiles, TILE: tl.constexpr):
+    """The index of every one, of which earlier tiles of its block have had `before`; those that there is room for."""
+    block = tl.program_id(1)
+    plan = blocks + block * 5
+    count, width = tl.load(plan + 1), tl.load(plan + 2)
+    bit, one = _ones(words, plan, tl.load(sizes + block), TILE)
+    order = tl.load(before + block * tiles + tl.program_id(0)) + tl.cumsum(one, 0) - 1
+    here = (one != 0) & (order < count)
+    at = tl.load(plan + 3) + order * width
+    low = tl.load(words + (at >> 5), mask=here, other=0).to(tl.int64) & 0xFFFFFFFF
+    low |= (tl.load(words + (at >> 5) + 1, mask=here, other=0).to(tl.int64) & 0xFFFFFFFF) << 32
+    rest = ((bit - order) << width) | ((low >> (at & 31)) & ((1 << width) - 1))
+    tl.store(indices + tl.load(plan) + order, rest + order, mask=here)

@@ -234,6 +234,9 @@ class DirectTransport:
 
         sum_sparse(tensor, gather, lambda peer: failures.unlike_entries(peer, self._who(peer), name, self.rank))
 
+    def arrive(self) -> None:
+        """Whatever was performed is over."""
+
     def close(self) -> None:
         """Close the connections, and our groups. The one that this transport was made from stays."""
         self.watch.close()  # first: whoever finds a line ended and asks must not hear that we are still there
