@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from spardl.dashboard.server import Dashboard
 
 
-class SyncHandle:
+class Uncopied:
+    """What copies of a model do not carry along: instead of it they have None."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_none, ())
+
+
+class SyncHandle(Uncopied):
     """Statistics, state and the end of one model's synchronisation. Front ends derive from it."""
 
     session: Session
@@ -153,11 +160,6 @@ class SyncHandle:
 
     def _load_extras(self, state: Mapping[str, Any]) -> None:
         """What `_extras` saved."""
-
-    # Copies of a model do not carry its synchronisation along.
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_none, ())
 
 
 def check_saver() -> None:
