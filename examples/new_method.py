@@ -27,14 +27,14 @@ if TYPE_CHECKING:  # these need torch, which `spardl --help` does without
     from spardl.sparse import SparseBlocks
 
 
-def check_pace(name: str, given: Any) -> None:
+def check_gain(name: str, given: Any) -> None:
     if not (is_number(given) and 0 < given < 1):
         raise ConfigError(f"{name}={given!r} is no share of the threshold; give a number between 0 and 1.")
 
 
 @dataclass(frozen=True)
 class AdaptiveOptions(NoOptions):
-    pace: float = setting(0.05, "share by which the threshold moves after each step", check=check_pace, metavar="SHARE")
+    gain: float = setting(0.05, "share by which the threshold moves after each step", check=check_gain, metavar="SHARE")
 
 
 class Adaptive:
@@ -52,7 +52,7 @@ class Adaptive:
         assert isinstance(seat.options, AdaptiveOptions)
         self.team = seat.team
         self.layout = BlockLayout.contiguous(seat.length, 1)
-        self.pace = seat.options.pace
+        self.gain = seat.options.gain
         self.threshold = 0.0  # not known yet
 
     def synchronize(self, memory: Memory, density: float) -> Program[SparseBlocks]:
@@ -61,7 +61,7 @@ class Adaptive:
         if self.threshold == 0.0:
             self.threshold = memory.survey.magnitude_of(target)
         taken = memory.take_above_of_all(self.threshold, int(limits[0]))
-        self.threshold *= 1 + self.pace if len(taken) > target else 1 - self.pace
+        self.threshold *= 1 + self.gain if len(taken) > target else 1 - self.gain
 
         mine = memory.frames.code(taken)
         pieces = yield from gather_blocks(self.team, memory.frames, mine, np.zeros_like(limits), limits)
@@ -79,6 +79,6 @@ if __name__ == "__main__":
 
     spardl.register_method("adaptive", "__main__:Adaptive")
     for workers in (2, 4, 8, 16):
-        report = spardl.simulate(workers=workers, elements=100_000, method="adaptive", density=0.01, pace=0.1, steps=20)
+        report = spardl.simulate(workers=workers, elements=100_000, method="adaptive", density=0.01, gain=0.1, steps=20)
         sent = f"{report.rounds} rounds, {report.bytes_sent_max:,} bytes"
         print(f"{workers} workers: {sent}, nothing lost: {report.conserved}")

@@ -105,7 +105,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "DensitySchedule": DensitySchedule,
     "SyncConfig": SyncConfig,
 }
-OF_THE_EXAMPLE = {"pace"}  # of the method that docs/write-a-method.md writes
+OF_THE_EXAMPLE = {"gain"}  # of the method that docs/write-a-method.md writes
 
 
 def calls_in(page: Path) -> Iterator[tuple[str, str]]:
@@ -144,7 +144,7 @@ def test_a_setting_with_a_value_in_the_documents_is_one() -> None:
 def test_an_option_in_the_documents_is_one() -> None:
     """`--name value` between backticks, of whatever command; so have srun, torchrun, benchmarks and a method."""
     known = {option for parser in build_parser()[1].values() for option in parser._option_string_actions}
-    others = {"--distribution", "--pace", "--node-rank", "--standalone", "--trials", "--case", "--kill-on-bad-exit"}
+    others = {"--distribution", "--gain", "--node-rank", "--standalone", "--trials", "--case", "--kill-on-bad-exit"}
     for page in PAGES:
         for code in pieces_of_code(page):
             if code.startswith("--"):

@@ -71,7 +71,7 @@ def test_rounds_and_entries_are_within_its_price(workers: int) -> None:
 @pytest.mark.usefixtures("adaptive")
 def test_the_threshold_finds_the_density() -> None:
     """Residuals grow for a while, since most entries wait; then about one entry in twenty reaches it."""
-    cluster = Cluster(1, 5000, settings(pace=0.1))
+    cluster = Cluster(1, 5000, settings(gain=0.1))
     generator = torch.Generator().manual_seed(0)
     counts = [int(cluster.step(heavy_tailed(1, 5000, generator))[0].count_nonzero()) for _ in range(60)]
     assert 0.7 * 250 < sum(counts[-20:]) / 20 < 1.3 * 250
@@ -93,29 +93,29 @@ def test_a_step_that_is_rolled_back_teaches_the_threshold_nothing() -> None:
 
 @pytest.mark.usefixtures("adaptive")
 def test_its_option_is_checked_and_belongs_to_it_alone() -> None:
-    with pytest.raises(spardl.ConfigError, match=r"pace=1.5 is no share of the threshold; give a number between"):
-        settings(pace=1.5)
-    with pytest.raises(spardl.ConfigError, match=r"^spardl has no option 'pace', which is adaptive's"):
-        spardl.SyncConfig(pace=0.1)
+    with pytest.raises(spardl.ConfigError, match=r"gain=1.5 is no share of the threshold; give a number between"):
+        settings(gain=1.5)
+    with pytest.raises(spardl.ConfigError, match=r"^spardl has no option 'gain', which is adaptive's"):
+        spardl.SyncConfig(gain=0.1)
     with pytest.raises(spardl.ConfigError, match="there is a method 'adaptive' already"):
         spardl.register_method("adaptive", "somewhere:Else")
 
 
 def trained(rank: int, workers: int) -> tuple[float, float, Tensor]:
     model = DistributedDataParallel(mlp())
-    sync = spardl.attach(model, optimizer=False, method="adaptive", density=0.05, pace=0.2, **EXACT)
+    sync = spardl.attach(model, optimizer=False, method="adaptive", density=0.05, gain=0.2, **EXACT)
     lost = max(lost_in_a_step(model, sync, lambda each: loss_of(each, rank, 0)) for _ in range(3))
     train(model, sgd(model), range(4))
-    return lost, sync.config.options.pace, weights_of(model)
+    return lost, sync.config.options.gain, weights_of(model)
 
 
 @pytest.mark.usefixtures("adaptive")
 def test_a_model_trains_with_it() -> None:
     """On two processes nothing is lost, and both end with the same bits."""
     ranks = on_processes(2, trained)
-    for lost, pace, _ in ranks:
+    for lost, gain, _ in ranks:
         assert lost < 1e-5
-        assert pace == 0.2
+        assert gain == 0.2
     assert all_equal(weights for _, _, weights in ranks)
 
 
@@ -154,19 +154,19 @@ def test_an_entry_point_is_listed_with_its_option(installed: dict[str, str]) -> 
     listed = {
         record["method"]: record for record in json_lines(command("methods", "--json", "-", env=installed).stdout)
     }
-    assert listed["adaptive"]["options"] == ["pace"]
+    assert listed["adaptive"]["options"] == ["gain"]
     assert listed["adaptive"]["rounds"] == "ceil(log2 P)"
     found = json_lines(command("methods", "--settings", "--json", "-", env=installed).stdout)
-    (pace,) = (record for record in found if record["setting"] == "pace")
-    assert (pace["default"], pace["methods"]) == ("0.05", "adaptive")
+    (gain,) = (record for record in found if record["setting"] == "gain")
+    assert (gain["default"], gain["methods"]) == ("0.05", "adaptive")
 
 
 def test_an_entry_point_runs_with_its_option(installed: dict[str, str]) -> None:
     size = ("--workers", 4, "--elements", 5000, "--density", 0.02, "--steps", 3, "--json", "-")
-    done = command("simulate", "--method", "adaptive", "--pace", 0.2, *size, env=installed)
+    done = command("simulate", "--method", "adaptive", "--gain", 0.2, *size, env=installed)
     assert done.returncode == 0, done.stderr
     (report,) = json_lines(done.stdout)
     assert (report["method"], report["rounds"], report["conserved"]) == ("adaptive", 2, True)
-    refused = command("simulate", "--method", "adaptive", "--pace", 2, *size, env=installed)
+    refused = command("simulate", "--method", "adaptive", "--gain", 2, *size, env=installed)
     assert refused.returncode == 2
-    assert "pace=2.0 is no share of the threshold" in refused.stderr
+    assert "gain=2.0 is no share of the threshold" in refused.stderr
