@@ -76,7 +76,7 @@ def commands_in(page: Path) -> Iterator[str]:
     for code in pieces_of_code(page):
         for line in code.replace("\\\n", " ").splitlines():
             found = re.search(r"(?:^|\s)spardl ([a-z].*)", line.split(" #")[0])
-            if found is not None and "--pace" not in line:  # tests/examples run this one
+            if found is not None and "--gain" not in line:  # tests/examples run this one
                 yield found[1].strip()
 
 
