@@ -51,7 +51,7 @@ def test_fewer_steps_win_back_what_a_slow_worker_costs(monkeypatch: pytest.Monke
 
 def test_an_adaptive_density_is_what_the_slow_line_carries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uneven, "ELEMENTS", 5000)
-    monkeypatch.setattr(uneven, "RATE", 1e5)
+    monkeypatch.setattr(uneven, "RATE", 1e4)
     *_, adaptive = uneven.WAYS
     assert uneven.throttled(1.0) > 1.5 * uneven.throttled(4.0)
     assert adaptive.line(4.0) < 1.05 * adaptive.line(1.0)

@@ -37,6 +37,7 @@ def test_ranks_of_torchrun_are_looked_at_as_they_are(tmp_path: Path) -> None:
     assert "2 ranks on" in done.stdout
 
 
+@pytest.mark.slow  # what it finds is tested below
 def test_an_interface_that_does_not_exist_is_wrong_and_ends_with_1() -> None:
     """The sentence names it and those there are; what ranks then could not do is told as well."""
     done = spardl(*QUICK, "--json", "-", env=environment(GLOO_SOCKET_IFNAME="nosuch0"))

@@ -94,6 +94,7 @@ def test_without_scikit_learn_no_rank_starts_to_train_on_the_digits(without, com
     assert (done.stdout, done.stderr) == ("", f"spardl: {sentence}\n")
 
 
+@pytest.mark.slow  # trains
 def test_without_tensorboard_the_log_is_lines_and_that_is_said_first(without, tmp_path: Path) -> None:
     """Before the first epoch."""
     done = spardl("train", *SMALL, "--log-dir", tmp_path / "log", env=without("tensorboard"))

@@ -79,6 +79,7 @@ def test_bench_writes_one_record_per_method() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow  # examples/ddp.py runs under torchrun
 def test_bench_runs_as_ranks_of_torchrun() -> None:
     """Under another launcher each process is one rank, and rank 0 alone writes."""
     command = ["bench", "--elements", 5000, "--repetitions", 2, "--methods", "spardl", "--json", "-"]

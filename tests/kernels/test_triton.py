@@ -60,7 +60,7 @@ def test_kernels_in_triton_have_the_bits_of_those_in_torch() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", [90, *(pytest.param(each, marks=pytest.mark.slow) for each in (80, 100))])
 def test_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path, capability: int) -> None:
     """No product is fused with a sum, and no denormal flushed: both would change bits."""
     program = COMPILE.replace("CAPABILITY", str(capability))

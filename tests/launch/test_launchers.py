@@ -205,6 +205,7 @@ def test_train_runs_across_hosts(hosts: None, tmp_path: Path) -> None:
     shows_one_run(*on_two_hosts(tmp_path, {"RANK": 0, **common}, {"RANK": 1, **common}))
 
 
+@pytest.mark.slow  # their places are read in test_place.py
 def test_tasks_of_srun_meet_on_the_first_host_of_its_list(hosts: None, tmp_path: Path) -> None:
     """Slurm's list of nodes and the job's number are all that they need."""
     common = {"SLURM_JOB_ID": 77, "SLURM_STEP_ID": 0, "SLURM_NTASKS": 2, "SLURM_NNODES": 2}

@@ -84,6 +84,7 @@ def test_a_launcher_that_is_asked_to_stop_takes_its_workers_along(number: signal
         wait_for_end(list(ranks.values()))
 
 
+@pytest.mark.slow  # the next one kills it too
 def test_workers_do_not_outlive_a_launcher_that_was_killed() -> None:
     """Even a launcher that could not clean up leaves nothing running."""
     with running() as (launcher, ranks):
