@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from unittest import mock
 
@@ -36,6 +37,33 @@ def _run(rank: int, workers: int, script: Path, options: list[str]) -> str:
         stack.enter_context(mock.patch.object(sys, "argv", [str(script), *options]))
         runpy.run_path(str(script), run_name="__main__")
     return out.getvalue()
+
+
+def module_forked(name: str, *options: object) -> subprocess.CompletedProcess[str]:
+    """`python -m name`, alone: what it wrote, and its exit code. What it imports should have been imported before."""
+    import_once()
+    command = [name, *(str(option) for option in options)]
+    with tempfile.TemporaryDirectory() as folder:
+        given = (command, Path(folder))
+        join(mp.start_processes(_run_module, given, nprocs=1, join=False, start_method="fork"), timeout=100)
+        code, out, err = ((Path(folder) / f"0.{kind}").read_text() for kind in KINDS)
+    return subprocess.CompletedProcess(command, int(code), out, err)
+
+
+def _run_module(rank: int, command: list[str], folder: Path) -> None:
+    torch.set_num_threads(1)
+    code: object = 0
+    with open(folder / f"{rank}.out", "w") as out, open(folder / f"{rank}.err", "w") as err:
+        sys.stdout, sys.stderr, sys.argv = out, err, command
+        try:
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+    (folder / f"{rank}.code").write_text(str(code or 0))
+    os._exit(0)  # DDP keeps gloo's threads alive
 
 
 def spardl_forked(workers: int, *arguments: object, **variables: object) -> subprocess.CompletedProcess[str]:

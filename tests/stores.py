@@ -1,6 +1,5 @@
 """A group's memory in one hand: what the step does with it, and what programs do."""
 
-import numpy as np
 import torch
 
 from spardl import kernels
@@ -97,7 +96,7 @@ class Store:
     # --- programs -------------------------------------------------------------------------------------------------
 
     def take_above(self, block, threshold, limit):
-        found = self.memory.find_above(block, threshold, limit)
+        found = self.find_above(block, threshold, limit)
         return SparseBlocks(found.ids, found.counts, found.indices, self.memory.take_at(found))
 
     def take_rounded(self, ids, budgets):
@@ -105,8 +104,21 @@ class Store:
         return self.memory.take_coded(ids, budgets).decode()
 
     def positions(self, entries):
-        return torch.from_numpy(np.asarray(self.memory.positions(entries)))
+        return self.memory.addresses.positions(entries)
+
+    def find_above(self, block, threshold, limit):
+        found = self.memory.find_above(block, threshold, limit)
+        return found.entries(found.count)
+
+    def take_largest_of_all(self, budget):
+        return self.memory.addresses.in_blocks(self.memory.take_largest_of_all(budget))
+
+    def take_above_of_all(self, threshold, limit):
+        return self.memory.addresses.in_blocks(self.memory.take_above_of_all(threshold, limit))
 
     def __getattr__(self, name):
         """Every other verb is the memory's, or what it can be asked."""
-        return getattr(self.memory, name, None) or getattr(self.memory.survey, name)
+        for each in (self.memory, self.memory.survey):
+            if hasattr(each, name):
+                return getattr(each, name)
+        return getattr(self.memory.addresses, name)

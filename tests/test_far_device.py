@@ -10,23 +10,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CASES = ["collectives/far_cases.py", "integrations/far_cases.py", "transport/nccl_cases.py"]
+CASES = ["tests/collectives/far_cases.py", "tests/integrations/far_cases.py", "tests/transport/nccl_cases.py"]
 
 
-def run(cases: str, marked: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, f"tests/{cases}"]
+def run(marked: str, *cases: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, *cases]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cases", CASES)
-def test_all_cases_pass_on_the_device_of_the_tests(cases: str) -> None:
-    run(cases, "not slow")
+def test_all_cases_pass_on_the_device_of_the_tests() -> None:
+    run("not slow", *CASES)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cases", CASES)
 def test_those_that_take_long_pass_there_too(cases: str) -> None:
-    run(cases, "slow")
+    run("slow", cases)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Flag = bool | Tensor  # a bool, or one on the device that nobody has waited for
+Count = int | Tensor  # likewise
 
 # Whole numbers on a device, and who is told them when the host has read them.
 Question = tuple[Tensor, Callable[[NDArray[np.int64]], None]]
@@ -58,19 +59,34 @@ def bring(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 def synchronize(device: torch.device) -> None:
     """Return when the current stream of a device has done all that was queued on it."""
-    if not has_streams(device):
-        return  # nothing goes on by itself there
-    mark = torch.Event(device)
-    mark.record()
-    mark.synchronize()
+    streams = streams_of(device)
+    if streams is not None:
+        streams.current_stream(device).synchronize()
+    elif device.type != "cpu" and hasattr(torch.get_device_module(device), "synchronize"):
+        torch.get_device_module(device).synchronize()
 
 
-def has_streams(device: torch.device) -> bool:
-    """Whether torch has an accelerator of this kind, whose streams can be chosen."""
-    if device.type == "cpu" or not torch.accelerator.is_available():
-        return False
-    found = torch.accelerator.current_accelerator()
-    return found is not None and found.type == device.type
+def streams_of(device: torch.device) -> Any:
+    """Torch's module with the streams of this kind of device, such as torch.cuda; None where streams cannot be chosen.
+
+    Not torch.accelerator: its streams can be entered from torch 2.7 on, and within each other much later.
+    """
+    if device.type == "cpu":
+        return None
+    module = torch.get_device_module(device)
+    return module if hasattr(module, "stream") and module.is_available() else None
+
+
+def marked(mask: Tensor, count: int, fill: int = 0) -> Tensor:
+    """The first `count` places where a mask holds, and `fill` for those that it does not have. Nobody waits."""
+    if not mask.numel() or not count:  # of which some versions of torch make an error on CUDA
+        return torch.full((count,), fill, device=mask.device)
+    try:
+        return torch.nonzero_static(mask, size=count, fill_value=fill).flatten()
+    except NotImplementedError:  # torch 2.6 may not have it for CUDA
+        ones = mask.cumsum(0)
+        found = torch.searchsorted(ones, torch.arange(1, count + 1, device=mask.device))
+        return found.masked_fill(found == mask.numel(), fill)
 
 
 def download(values: Tensor) -> NDArray[Any]:
@@ -95,10 +111,11 @@ def all_hold(flags: Iterable[Flag]) -> bool:
 
 def ask(questions: Sequence[Question]) -> None:
     """Read what all of these are about and tell those who asked; the host waits once, and for nothing not at all."""
-    if not questions:
-        return
     numbers = [tensor.flatten().long() for tensor, _ in questions]
-    found = download(torch.cat(numbers))
+    if not numbers:
+        return
+    together = torch.cat(numbers)
+    found = download(together) if together.numel() else np.zeros(0, np.int64)
     ends = np.cumsum([each.numel() for each in numbers])
     for part, (_, answer) in zip(np.split(found, ends[:-1]), questions, strict=True):
         answer(part)

@@ -130,11 +130,11 @@ def test_slices_that_do_not_follow_each_other_are_refused(wrong):
         places = torch.tensor(indices, dtype=torch.int32)
         return SparseBlocks(np.array([0]), np.array([len(indices)]), places, torch.ones(len(indices)))
 
-    team = Team((4, 5, 6), 0)
-    fine = join(team, {2: piece([8, 9]), 0: piece([1, 7]), 1: piece([])})
+    team, memory = Team((4, 5, 6), 0), Store(BlockLayout.contiguous(10, 1), values="fp32").memory
+    fine = join(team, memory, {2: piece([8, 9]), 0: piece([1, 7]), 1: piece([])})
     assert fine.indices.tolist() == [1, 7, 8, 9] and fine.counts.tolist() == [4]
     with pytest.raises(ProtocolError, match=r"^rank 6 sent entries of another rank's slice") as caught:
-        join(team, {2: piece(wrong), 0: piece([1, 7]), 1: piece([])})
+        join(team, memory, {2: piece(wrong), 0: piece([1, 7]), 1: piece([])})
     assert caught.value.peer == 6
 
 

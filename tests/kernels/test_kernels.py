@@ -189,7 +189,7 @@ def test_magnitudes_are_counted_by_their_leading_bits(kernels, values, shift, fi
         if key >> shift >= first:
             expected[min((key >> shift) - first, bins - 1)] += 1
     counts = kernels.count_bins(tensor(values), first, shift, bins)
-    assert counts.dtype == np.int64 and counts.tolist() == expected
+    assert np.asarray(counts).dtype == np.int64 and counts.tolist() == expected
 
 
 @both

@@ -1,11 +1,12 @@
 """The stream beside the caller's, on a device whose streams write down who waits for whom."""
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from spardl.sync import aside
+from spardl.host import streams_of
 from spardl.sync.aside import Aside
 from spardl.sync.lanes import Lanes
 
@@ -13,14 +14,29 @@ DEVICE = torch.device("cuda", 0)  # none is there: everything that would touch i
 
 
 class Streams:
-    """In the place of torch's streams: `log` is what was recorded, waited for and queued, in order."""
+    """In the place of torch.cuda: `log` is what was recorded, waited for and queued, in order."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.made = 0
         self.current = Stream(self, "caller")
 
-    def make(self, device: torch.device) -> "Stream":
+    def is_available(self) -> bool:
+        return True
+
+    def current_stream(self, device: torch.device) -> "Stream":
+        assert device == DEVICE
+        return self.current
+
+    @contextlib.contextmanager
+    def stream(self, stream: "Stream") -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def Stream(self, device: torch.device) -> "Stream":
         assert device == DEVICE
         self.made += 1
         return Stream(self, f"beside {self.made}" if self.made > 1 else "beside")
@@ -40,19 +56,11 @@ class Stream:
     def wait_event(self, event: str) -> None:
         self.streams.log.append(f"{self.name} waits for {event}")
 
-    def __enter__(self) -> None:
-        self.before, self.streams.current = self.streams.current, self
-
-    def __exit__(self, *_: Any) -> None:
-        self.streams.current = self.before
-
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     made = Streams()
-    monkeypatch.setattr(aside, "has_streams", lambda device: True)
-    monkeypatch.setattr(torch, "Stream", made.make)
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: made.current)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: made)
     return made
 
 
@@ -86,7 +94,15 @@ def test_a_cpu_has_no_stream_beside() -> None:
     with beside.within():
         pass
     beside.join()
-    assert not aside.has_streams(torch.device("cpu"))
+    assert streams_of(torch.device("cpu")) is None
+
+
+def test_torch_has_what_is_asked_of_its_module_for_a_kind_of_device() -> None:
+    """In the oldest version of torch that is accepted as well; so says its documentation."""
+    module = torch.get_device_module(DEVICE)
+    assert module is torch.cuda
+    assert all(hasattr(module, name) for name in ("Stream", "stream", "current_stream", "synchronize", "is_available"))
+    assert streams_of(DEVICE) is (module if module.is_available() else None)
 
 
 def test_what_is_deferred_without_a_thread_is_done_when_it_is_asked_for() -> None:

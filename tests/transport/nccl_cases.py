@@ -16,7 +16,7 @@ from spardl.errors import PeerError
 from spardl.transport.inquiry import Verdict
 from threads import on_threads
 
-WORKERS = [2, 3, *(pytest.param(workers, marks=pytest.mark.slow) for workers in (4, 5))]
+WORKERS = [3, *(pytest.param(workers, marks=pytest.mark.slow) for workers in (2, 4, 5))]
 
 
 def on_ranks(make, workers, function):

@@ -140,7 +140,8 @@ def _framed(with_: Kernels, device: torch.device) -> list[Any]:
 
 def _above(with_: Kernels, device: torch.device) -> list[Any]:
     memory = _numbers(4, device)
-    return [*with_.take_above(with_.array(memory), 10, CHECKED - 10, 2.5, 5000), memory]
+    count = int(_on_host(with_.count_above(with_.array(memory[10 : CHECKED - 10]), 2.5)))
+    return [count, *with_.take_above(with_.array(memory), 10, CHECKED - 10, 2.5, min(5000, count)), memory]
 
 
 def _blocks() -> tuple[Any, Any, Any]:

@@ -13,7 +13,6 @@ import numpy as np
 from spardl.collectives.program import Message, Program, Round, Team
 from spardl.errors import ProtocolError
 from spardl.sparse import SparseBlocks
-from spardl.sparse import join as join_arrays
 
 if TYPE_CHECKING:
     from spardl.memory.memory import Memory
@@ -54,25 +53,36 @@ def deal_evenly(team: Team, memory: Memory, mine: SparseBlocks, counts: Ints) ->
     pieces = {team.position: kept}
     for (giver, distance, size), frame in zip(receives, frames, strict=True):
         pieces[giver] = memory.frames.unpack(frame, WHOLE, size, team.member(distance), full=True).decode()
-    return join(team, pieces), np.diff(wanted)
+    return join(team, memory, pieces), np.diff(wanted)
 
 
 def _slice(entries: SparseBlocks, first: int, stop: int) -> SparseBlocks:
     return SparseBlocks(WHOLE, np.array([stop - first]), entries.indices[first:stop], entries.values[first:stop])
 
 
-def join(team: Team, pieces: dict[int, SparseBlocks]) -> SparseBlocks:
-    """Slices of one block, by the member that they came from, as one. Each ascends; so must all of them together."""
-    from spardl.host import download  # when it is used: the command line lists methods without torch
+def join(team: Team, memory: Memory, pieces: dict[int, SparseBlocks]) -> SparseBlocks:
+    """Slices of one block, by the member that they came from, as one. Each ascends; so must all of them together.
 
-    last = -1
-    for member in sorted(pieces):
-        if len(pieces[member]):
-            first, end = download(pieces[member].indices[[0, -1]]).tolist()
-            if first <= last:
-                rank = team.ranks[member]
-                raise ProtocolError(f"rank {rank} sent entries of another rank's slice; none was applied.", peer=rank)
-            last = end
-    in_order = [pieces[member] for member in sorted(pieces)]
-    indices = join_arrays([piece.indices for piece in in_order])
-    return SparseBlocks(WHOLE, np.array([len(indices)]), indices, join_arrays([piece.values for piece in in_order]))
+    A device tells when the step is over whether they do; if not, they are zeros until then.
+    """
+    members = [member for member in sorted(pieces) if len(pieces[member])]
+    if not members:
+        return memory.nothing(WHOLE)
+    import torch  # when it is used: the command line lists methods without it
+
+    indices = [pieces[member].indices for member in members]
+    in_order = torch.stack([each[0] for each in indices])[1:] > torch.stack([each[-1] for each in indices])[:-1]
+
+    def blame(found: Ints) -> None:
+        if not found.all():
+            rank = team.ranks[members[1 + int(found.argmin())]]
+            raise ProtocolError(f"rank {rank} sent entries of another rank's slice; none was applied.", peer=rank)
+
+    fine = in_order.all()
+    memory.health.ask(in_order, blame)
+    memory.health.note(fine)
+    places, amounts = torch.cat(indices), torch.cat([pieces[member].values for member in members])
+    if memory.fills:
+        places = places.where(fine, torch.arange(len(places), dtype=places.dtype, device=places.device))
+        amounts = amounts.where(fine, 0.0)
+    return SparseBlocks(WHOLE, np.array([len(places)]), places, amounts)

@@ -51,7 +51,7 @@ def _sum_own_block(
     """Send each block's values to its owner, and add up what arrives for this member's block, in member order."""
     frames, own = memory.frames, sizes[team.position]
     arrived = yield from exchange_with_owners(
-        team, lambda block: packed[block][0], lambda block: frames.values_capacity(sizes[block]), "values to owners"
+        team, lambda block: packed[block][0], lambda _, block: frames.values_capacity(sizes[block]), "values to owners"
     )
     versions = {sender: frames.unpack_values(frame, own, team.ranks[sender]) for sender, frame in arrived}
     versions[team.position] = packed[team.position][1]

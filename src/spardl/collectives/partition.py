@@ -1,12 +1,17 @@
 """Who selects where: contiguous partitions of a vector in whole blocks, moved so that all select as many entries."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from spardl.collectives.snapshot import Snapshot
 from spardl.sparse import Ints
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCKS = 1024
 ALIGNMENT = 32
@@ -41,13 +46,20 @@ class Partition:
         starts[-1] = self.length
         return starts
 
-    def learn(self, counts: Ints, positions: Ints) -> None:
-        """Take in how many entries each partition gave and where, and move the boundaries for the next step."""
+    def tally(self, positions: Tensor) -> Tensor:
+        """How many of these lie in each block, where they are; nothing if that does not move boundaries."""
+        if self.rebalance != "prefix":
+            return positions[:0]
+        blocks = (positions // self.block).clamp(max=self.blocks - 1)
+        return blocks.new_zeros(self.blocks).index_add_(0, blocks, blocks.new_ones(len(blocks)))
+
+    def learn(self, counts: Ints, tally: Ints) -> None:
+        """Take in how many entries each partition gave and each block, and move the boundaries for the next step."""
         self.steps += 1
         step: dict[str, Callable[[], None]] = {
             "none": lambda: None,
             "neighbour": lambda: self._to_neighbours(counts),
-            "prefix": lambda: self._by_prefix(positions),
+            "prefix": lambda: self._by_prefix(tally),
         }
         step[self.rebalance]()
 
@@ -72,9 +84,8 @@ class Partition:
             load[giver] -= per_block
             load[taker] += per_block
 
-    def _by_prefix(self, positions: Ints) -> None:
-        blocks = np.minimum(positions // self.block, self.blocks - 1)
-        self.histogram = MEMORY * self.histogram + np.bincount(blocks, minlength=self.blocks)
+    def _by_prefix(self, tally: Ints) -> None:
+        self.histogram = MEMORY * self.histogram + tally
         if self.steps % EVERY or self.blocks < self.workers:
             return
         summed = np.cumsum(self.histogram)

@@ -6,14 +6,16 @@ It opens no socket, knows no thread and measures no time; a transport drives it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spardl.sparse import Array
+    from spardl.sparse import Array, Ints
 
 Result = TypeVar("Result")
 
@@ -65,8 +67,62 @@ class AllReduce:
     name: str = "all_reduce"
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The host has to know whole numbers that a device computes, before the program can go on. It is sent them.
+
+    No transport sees it: whoever drives programs answers, best for several at once (`side_by_side`), since the host
+    waits for the device. All ranks ask at the same places of a program, whatever their numbers are, so that rounds of
+    several programs come in one order. `numbers` may be empty: then others that are under way go on first.
+    """
+
+    numbers: Tensor
+
+
 Operation = Round | AllReduce
-Program = Generator[Operation, Any, Result]
+Program = Generator[Operation | Ask, Any, Result]
+
+
+def known(numbers: Array) -> Program[Ints]:
+    """These whole numbers on the host, flat. Of a CPU they are at hand; a device is asked."""
+    if isinstance(numbers, np.ndarray) or numbers.device.type == "cpu":
+        return np.asarray(numbers, np.int64).reshape(-1)
+    found: Ints = yield Ask(numbers)
+    return found
+
+
+def until_asked(program: Program[Any], answer: Any = None) -> Program[Ask | None]:
+    """Go on with a program, which is sent `answer`, until it asks; None if it does not, and is over."""
+    try:
+        operation = program.send(answer)
+        while not isinstance(operation, Ask):
+            operation = program.send((yield operation))
+    except StopIteration:
+        return None
+    return operation
+
+
+def answers(asked: Sequence[Ask]) -> list[Ints]:
+    """What several programs have asked for; the host waits once for all of them."""
+    from spardl.host import ask  # when it is used: the command line lists methods without torch
+
+    found: list[Ints] = []
+    ask([(each.numbers, found.append) for each in asked])
+    return found
+
+
+def side_by_side(programs: Sequence[Program[Any]]) -> Program[None]:
+    """Programs of one rank, one after the other, but all up to where they ask before any goes on from there: the host
+    waits as often as the one that asks most often."""
+    waiting: list[tuple[Program[Any], Any]] = [(program, None) for program in programs]
+    while waiting:
+        asking = []
+        for program, answer in waiting:
+            asked = yield from until_asked(program, answer)
+            if asked is not None:
+                asking.append((program, asked))
+        found = answers([asked for _, asked in asking])
+        waiting = [(program, answer) for (program, _), answer in zip(asking, found, strict=True)]
 
 
 @functools.lru_cache(maxsize=4096)  # a simulation has thousands of ranks in one process, each with a team of thousands

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.host import Flag
+from spardl.host import Count, Flag
 from spardl.wire.format import FrameFormat
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -75,8 +75,8 @@ class KernelsOf(Protocol[A, S]):
     `keep_largest` and `part_largest` choose as many entries as the budget says, zeros if there is nothing else, and
     `merge` gives as many as it was given, or as the block is long. A zero more changes no sum. Frames are then as long
     as they may be, whether they are poisoned may be a tensor, and of those whose blocks are `full` so is the verdict.
-    What has to be counted, as by a threshold, makes the host wait once in a call, whatever the number of blocks; of
-    `read_frame` twice, for the head and for the verdict on what follows.
+    What they count stays on the device as well. The host waits in `read_frame` alone, where blocks are not full: twice,
+    for the head and for the verdict on what follows.
     """
 
     fills: bool  # whether selections and sums have as many entries as they may, zeros among them
@@ -226,15 +226,15 @@ class KernelsOf(Protocol[A, S]):
     ) -> tuple[A, A]:
         """Take the first `limit` entries of magnitude `threshold` or more out of `acc[first:stop]`; return indices
         relative to `first`, and values. One pass, or O(k) where the `shortlist`, then one of all of `acc` as a single
-        block, reaches down to the threshold."""
+        block, reaches down to the threshold. Kernels that fill count nothing: there have to be `limit` of them."""
         ...
 
-    def count_above(self, values: A, threshold: float, shortlist: S | None = None) -> int:
+    def count_above(self, values: A, threshold: float, shortlist: S | None = None) -> Count:
         """How many values have magnitude `threshold` or more. One pass, or O(k) with a `shortlist` of a single block
         that reaches down to the threshold."""
         ...
 
-    def count_bins(self, values: A, first: int, shift: int, bins: int) -> Ints:
+    def count_bins(self, values: A, first: int, shift: int, bins: int) -> Array:
         """How many magnitudes lie in each of `bins` bins of 2**shift float32 bit patterns, from bin `first` up; those
         above the last bin count in it, those below the first bin do not count. One pass."""
         ...

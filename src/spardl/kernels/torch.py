@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.host import Flag, download, spread, upload
+from spardl.host import Count, Flag, download, marked, spread, upload
 from spardl.kernels import torch_frames
 from spardl.kernels.api import Bools, CodedEntries, Ints, KernelsOf
 from spardl.wire.format import FrameFormat
@@ -180,7 +180,7 @@ class TorchKernels(KernelsOf[Tensor, None]):
         self, acc: Tensor, firsts: Ints, lengths: Ints, masks: list[Tensor], counts: Ints
     ) -> tuple[Tensor, Tensor]:
         """Take what masks of these blocks mark, `counts[b]` entries each; indices and values."""
-        found = _marked(torch.cat(masks), int(counts.sum()))  # in these blocks, one after the other
+        found = marked(torch.cat(masks), int(counts.sum()))  # in these blocks, one after the other
         indices = found - spread(lengths.cumsum() - lengths, counts, acc.device)
         places = indices + spread(firsts, counts, acc.device)
         values = acc[places]
@@ -205,21 +205,22 @@ class TorchKernels(KernelsOf[Tensor, None]):
     def take_above(
         self, acc: Tensor, first: int, stop: int, threshold: float, limit: int, shortlist: None = None
     ) -> tuple[Tensor, Tensor]:
-        """Waits once, for their number."""
+        """Waits once, for their number; not at all if these kernels fill."""
         block = acc[first:stop]
-        kept = ((block.abs() >= abs(threshold)) & (block != 0)).nonzero().flatten()[: max(0, limit)]
+        above = (block.abs() >= abs(threshold)) & (block != 0)
+        kept = marked(above, max(0, limit)) if self.fills else above.nonzero().flatten()[: max(0, limit)]
         values = block[kept]
         block[kept] = 0
         return kept.int(), values
 
-    def count_above(self, values: Tensor, threshold: float, shortlist: None = None) -> int:
-        return int(download(((values.abs() >= abs(threshold)) & (values != 0)).sum()))
+    def count_above(self, values: Tensor, threshold: float, shortlist: None = None) -> Count:
+        return ((values.abs() >= abs(threshold)) & (values != 0)).sum()
 
-    def count_bins(self, values: Tensor, first: int, shift: int, bins: int) -> Ints:
+    def count_bins(self, values: Tensor, first: int, shift: int, bins: int) -> Tensor:
         places = (values.view(torch.int32).bitwise_and(0x7FFFFFFF) >> shift).long() - first
         counts = torch.zeros(bins + 1, dtype=torch.int64, device=values.device)  # those below are counted first
         counts.index_add_(0, places.clamp(-1, bins - 1) + 1, torch.ones_like(places))
-        return np.asarray(download(counts)[1:], np.int64)
+        return counts[1:]
 
     def keep_largest(self, values: Tensor, budget: int) -> Tensor:
         magnitudes = values.view(torch.int32) & 0x7FFFFFFF  # what is not finite is larger than all that is
@@ -238,7 +239,7 @@ class TorchKernels(KernelsOf[Tensor, None]):
         """Waits once, for the number of the first part; not at all if these kernels fill."""
         keep = self.keep_largest(values, budget)
         count = max(0, budget) if self.fills else int(download(keep.sum()))
-        first, second = _marked(keep, count), _marked(~keep, values.numel() - count)
+        first, second = marked(keep, count), marked(~keep, values.numel() - count)
         return (indices[first], values[first]), (indices[second], values[second])
 
     # --- sparse arithmetic ------------------------------------------------------------------------------------------
@@ -271,7 +272,9 @@ class TorchKernels(KernelsOf[Tensor, None]):
         again = indices[1:] == indices[:-1]
         values[:-1] += values[1:].where(again, -0.0)  # which changes no bit of any number
         values[1:].masked_fill_(again, 0)
-        if self.fills and indices.numel():
+        if not indices.numel():
+            return indices, values
+        if self.fills:
             return _moved(indices, values, torch.nn.functional.pad(again, (1, 0)), length)
         kept = (values != 0).nonzero().flatten()
         return indices[kept], values[kept]
@@ -323,7 +326,7 @@ def _moved(indices: Tensor, values: Tensor, repeated: Tensor, length: int) -> tu
     reach = min(length, 2 * slots)  # where as many are free as may be needed
     held = torch.zeros(reach + 1, dtype=torch.bool, device=indices.device)
     held[indices.clamp(max=reach).long()] = True
-    free = torch.nonzero_static(~held[:reach], size=slots, fill_value=length).flatten()
+    free = marked(~held[:reach], slots, length)
     moved = torch.where(repeated, free[(repeated.cumsum(0) - 1).clamp(min=0)], indices)
     ascending, order = torch.sort(moved)
     kept = min(slots, length)  # what found no place is behind the block
@@ -342,8 +345,3 @@ def _chosen(wanted: Bools, chunk: int, offset: int, length: int, device: torch.d
     found = (upload(chunks, device)[:, None] * chunk + torch.arange(chunk, device=device)).flatten()
     before, behind = max(0, offset - int(chunks[0]) * chunk), max(0, (int(chunks[-1]) + 1) * chunk - stop)
     return found[before : found.numel() - behind] - offset
-
-
-def _marked(mask: Tensor, count: int) -> Tensor:
-    """Where a mask holds, which it does at `count` places. Nobody waits."""
-    return torch.nonzero_static(mask, size=count).flatten()

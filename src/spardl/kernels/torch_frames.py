@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.host import Flag, download, spread, upload
+from spardl.host import Flag, download, marked, spread, upload
 from spardl.kernels.api import CodedEntries, Ints
 from spardl.wire.format import (
     ASTRAY,
@@ -303,7 +303,7 @@ class FixedCode:
         bits = ((data[:, None] >> torch.arange(8, device=device, dtype=torch.uint8)) & 1).flatten()
         stretches = spread(plan.highs - plan.sizes.cumsum() + plan.sizes, plan.sizes, device)
         ones = bits[stretches + torch.arange(stretches.numel(), device=device)]
-        found = torch.nonzero_static(ones, size=total, fill_value=0).flatten()
+        found = marked(ones, total, 0)
         where = found - spread(plan.sizes.cumsum() - plan.sizes, counts, device)  # in the stretch of its block
         within = (ones.sum(dtype=torch.int64) == total) & (
             (where >= 0) & (where < spread(plan.sizes, counts, device))

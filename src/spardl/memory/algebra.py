@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.host import download, upload
+from spardl.host import download, marked, upload
 from spardl.kernels.api import Bools
 from spardl.memory.buffer import Buffer
+from spardl.memory.found import Found
 from spardl.sparse import Array, Ints, SparseBlocks
 
 
@@ -44,12 +45,9 @@ class Algebra:
         zeros = self.zeros(missing)
         return self.merge(entries, SparseBlocks(entries.ids, np.array([missing]), zeros.int(), zeros))
 
-    def without_zeros(self, entries: SparseBlocks) -> SparseBlocks:
-        """The entries of a single block that are not zero: kernels that fill leave some in sums, and are asked once."""
-        if not self._kernels.fills:
-            return entries
-        found = torch.nonzero(entries.values).flatten()
-        return _single(entries.ids, entries.indices[found], entries.values[found])
+    def without_zeros(self, entries: SparseBlocks) -> Found:
+        """The entries of a single block that are not zero: kernels that fill leave some in sums."""
+        return _counted(entries, entries.values != 0) if self._kernels.fills else Found.at_hand(entries)
 
     def cut(self, entries: SparseBlocks, budget: int) -> tuple[SparseBlocks, SparseBlocks]:
         """Split a single block into its `budget` largest entries and the rest."""
@@ -58,33 +56,50 @@ class Algebra:
         kept, others = self._kernels.part_largest(entries.places, entries.amounts, budget)
         return _single(entries.ids, *kept), _single(entries.ids, *others)
 
-    def cut_all(self, entries: SparseBlocks, budget: int) -> tuple[SparseBlocks, SparseBlocks]:
-        """Split several blocks into the `budget` entries that are largest among all of them, and the rest."""
-        return self.part(entries, self._kernels.keep_largest(entries.amounts, budget))
+    def largest_of_all(self, entries: SparseBlocks, budget: int) -> Tensor:
+        """Which of several blocks' entries are the `budget` largest among all of them; no zero is."""
+        return torch.as_tensor(self._kernels.keep_largest(entries.amounts, budget)) & (entries.values != 0)
 
-    def part(self, entries: SparseBlocks, mask: Array) -> tuple[SparseBlocks, SparseBlocks]:
-        """Split entries into those where `mask` holds and the others."""
-        if isinstance(mask, Tensor) and mask.device.type != "cpu":
-            return _part_far(entries, mask)
-        kept = np.asarray(mask)
-        return _where(entries, kept), _where(entries, ~kept)
+    def counts(self, entries: SparseBlocks, mask: Tensor) -> Tensor:
+        """In how many of each block's entries `mask` holds; on the device."""
+        edges = upload(np.concatenate(([0], np.cumsum(entries.counts))), mask.device)
+        return torch.nn.functional.pad(mask.cumsum(0), (1, 0))[edges].diff()
 
-    def part_above(self, entries: SparseBlocks, threshold: float) -> tuple[SparseBlocks, SparseBlocks]:
-        """Split entries into those of magnitude `threshold` or more and the others."""
-        return self.part(entries, entries.values.abs() >= threshold)
+    def where(self, entries: SparseBlocks, mask: Tensor, counts: Ints) -> SparseBlocks:
+        """The entries where `mask` holds, which is in so many of each block. Nobody waits."""
+        found = marked(mask, int(counts.sum()))
+        return SparseBlocks(entries.ids, counts, entries.indices[found], entries.values[found])
+
+    def part_above(self, entries: SparseBlocks, threshold: float) -> tuple[Found, SparseBlocks]:
+        """Split a single block into entries of magnitude `threshold` or more and the others; if kernels fill, the
+        others have zeros in the place of the first."""
+        mask = entries.values.abs() >= threshold
+        if not self._kernels.fills:
+            kept = np.asarray(mask)
+            return Found.at_hand(_where(entries, kept)), _where(entries, ~kept)
+        mask &= entries.values != 0
+        others = SparseBlocks(entries.ids, entries.counts, entries.places, entries.values.masked_fill(mask, 0))
+        return _counted(entries, mask), others
 
     def part_by(self, entries: SparseBlocks, support: SparseBlocks) -> tuple[SparseBlocks, SparseBlocks]:
         """Split a single block into the entries at the coordinates of `support` and the others."""
-        return self.part(entries, among(entries.indices, support.indices))
+        mask = download(among(entries.indices, support.indices))
+        return _where(entries, mask), _where(entries, ~mask)
 
     def zeroed_at(self, entries: SparseBlocks, support: SparseBlocks) -> SparseBlocks:
         """The entries of a single block, with zeros at the coordinates of `support`."""
         amounts = entries.values.masked_fill(among(entries.indices, support.indices), 0)
         return SparseBlocks(entries.ids, entries.counts, entries.places, amounts)
 
-    def smallest(self, entries: SparseBlocks) -> float:
-        """The smallest magnitude; 0 of nothing."""
-        return float(download(entries.values.abs().min())) if len(entries) else 0.0
+    def smallest(self, entries: SparseBlocks, mask: Tensor | None = None) -> Tensor:
+        """The smallest magnitude, where `mask` holds, as the bits of a float32; 0 of nothing. On the device."""
+        magnitudes = entries.values.abs()
+        if not len(magnitudes):
+            return self.zeros(1).int()
+        if mask is None:
+            return magnitudes.min().reshape(1).view(torch.int32)
+        least = magnitudes.where(mask, torch.inf).min().reshape(1)
+        return least.where(mask.any(), 0.0).view(torch.int32)
 
 
 def _where(entries: SparseBlocks, mask: Bools) -> SparseBlocks:
@@ -93,15 +108,14 @@ def _where(entries: SparseBlocks, mask: Bools) -> SparseBlocks:
     return SparseBlocks(entries.ids, np.diff(marks[edges]), entries.indices[mask], entries.values[mask])
 
 
-def _part_far(entries: SparseBlocks, mask: Tensor) -> tuple[SparseBlocks, SparseBlocks]:
-    """`_where` for both parts, of entries on a device: the host waits once, for their counts."""
-    edges = upload(np.concatenate(([0], np.cumsum(entries.counts))), mask.device)
-    kept = np.diff(download(torch.nn.functional.pad(mask.cumsum(0), (1, 0))[edges]))
-    parts = []
-    for marks, counts in ((mask, kept), (~mask, entries.counts - kept)):
-        found = torch.nonzero_static(marks, size=int(counts.sum())).flatten()
-        parts.append(SparseBlocks(entries.ids, counts, entries.indices[found], entries.values[found]))
-    return parts[0], parts[1]
+def _counted(entries: SparseBlocks, mask: Tensor) -> Found:
+    """The entries of a single block where `mask` holds, on a device."""
+
+    def look(count: int) -> SparseBlocks:
+        found = marked(mask, count)
+        return _single(entries.ids, entries.indices[found], entries.values[found])
+
+    return Found(mask.sum(), look)
 
 
 def _single(ids: Ints, places: Array, amounts: Array) -> SparseBlocks:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.host import Flag, download, spread, upload
+from spardl.host import Count, Flag, spread
 from spardl.kernels.api import Kernels, Shortlist
 from spardl.memory.layout import BlockLayout
 from spardl.memory.listing import Listing
@@ -43,18 +43,19 @@ class Buffer:
         return self.array, self.starts[ids], self.starts[ids + 1], budgets, *listed
 
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
-        """Move the `budget` entries of largest magnitude out, wherever they lie."""
+        """Move the `budget` entries of largest magnitude out, wherever they lie; addressed as one block."""
         whole = self.starts[:1], self.starts[-1:], np.array([budget])
         listed = (np.zeros(1, np.int64), self.listing.valid()) if self.layout.count == 1 else ()
         _, indices, values = self.kernels.take_largest(self.values, *whole, *listed)
-        return self._in_blocks(indices, values)
+        return single(indices, values)
 
     def take_above_of_all(self, threshold: float, limit: int) -> SparseBlocks:
-        """Move the first `limit` entries of magnitude `threshold` or more out, wherever they lie."""
-        return self._in_blocks(*self._take_above(0, self.layout.length, threshold, limit))
+        """Move the first `limit` entries of magnitude `threshold` or more out, wherever they lie; addressed as one
+        block. Kernels that fill need a limit that is no more than there are."""
+        return single(*self._take_above(0, self.layout.length, threshold, limit))
 
     def take_above(self, block: int, threshold: float, limit: int) -> SparseBlocks:
-        """Move the first `limit` entries of magnitude `threshold` or more out of a block."""
+        """Move the first `limit` entries of magnitude `threshold` or more out of a block; as `take_above_of_all`."""
         first, stop = int(self.starts[block]), int(self.starts[block + 1])
         places, amounts = self._take_above(first, stop, threshold, limit)
         return SparseBlocks(np.array([block]), np.array([len(places)]), places, amounts)
@@ -63,10 +64,15 @@ class Buffer:
         listed = (self.listing.valid(),) if self.layout.count == 1 else ()
         return self.kernels.take_above(self.values, first, stop, threshold, limit, *listed)
 
-    def count_above(self, threshold: float) -> int:
+    def count_above(self, threshold: float) -> Count:
         """How many values have magnitude `threshold` or more."""
         listed = (self.listing.valid(),) if self.layout.count == 1 else ()
         return self.kernels.count_above(self.values, threshold, *listed)
+
+    def count_above_in(self, block: int, threshold: float) -> Count:
+        """How many values of a block have."""
+        stretch = self.values[int(self.starts[block]) : int(self.starts[block + 1])]
+        return self.kernels.count_above(stretch, threshold)
 
     def at(self, entries: SparseBlocks) -> Tensor:
         """The values held at these coordinates."""
@@ -91,28 +97,9 @@ class Buffer:
         assert self.layout.count == 1 and starts[0] == 0 and starts[-1] == self.layout.length
         self.starts, self.lengths = starts, np.diff(starts)
 
-    def in_present_blocks(self, entries: SparseBlocks, starts: Ints) -> SparseBlocks:
-        """Entries that were addressed by blocks at other `starts`."""
-        return self._in_blocks(_offsets(entries, starts, self.device) + entries.indices, entries.values)
-
-    def in_order(self, entries: SparseBlocks) -> SparseBlocks:
-        """Entries in any order, sorted by position."""
-        places, order = torch.sort(self.positions(entries))
-        return self._in_blocks(places, entries.values[order])
-
     def positions(self, entries: SparseBlocks) -> Tensor:
         """Where entries lie in `values`."""
-        return _offsets(entries, self.starts, self.device) + entries.indices
-
-    def _in_blocks(self, found: Array, values: Array) -> SparseBlocks:
-        """Entries at ascending places of `values`, addressed by block."""
-        places = torch.as_tensor(found)
-        if len(self.starts) == 2:
-            return SparseBlocks(np.zeros(1, np.int64), np.array([places.numel()]), places.int(), values)
-        starts = upload(self.starts, self.device).to(places.dtype)
-        counts = np.diff(download(torch.searchsorted(places, starts)))
-        firsts = spread(self.starts[:-1], counts, self.device)
-        return SparseBlocks(np.arange(len(counts)), counts, (places - firsts).int(), values)
+        return spread(self.starts[entries.ids], entries.counts, self.device) + entries.indices
 
     # --- natural order --------------------------------------------------------------------------------------------
 
@@ -135,9 +122,9 @@ class Buffer:
         self.kernels.write(memory, self.layout.starts, self.layout.chunk, offset, stretch)
 
 
-def _offsets(entries: SparseBlocks, starts: Ints, device: torch.device) -> Tensor:
-    """For each entry, where its block starts."""
-    return spread(starts[entries.ids], entries.counts, device)
+def single(places: Array, amounts: Array) -> SparseBlocks:
+    """Entries at ascending places, addressed as one block."""
+    return SparseBlocks(np.zeros(1, np.int64), np.array([len(places)]), places, amounts)
 
 
 def zeros(length: int, device: torch.device) -> Tensor:

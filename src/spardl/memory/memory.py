@@ -4,8 +4,8 @@ The accumulator *is* the residual: gradients are added to a buffer, a selection 
 in place, and what nobody took stays for the next step. So nothing can be lost by forgetting to store it.
 
 This is the only face of a rank's memory that programs see. `frames` makes and opens messages, `algebra` adds and cuts
-entries, `survey` answers questions about values, `health` whether the step can still count. A poisoned memory gives
-and takes nothing.
+entries, `addresses` says in which blocks they lie, `survey` answers questions about values, `health` whether the step
+can still count. A poisoned memory gives and takes nothing.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from spardl.host import download
+from spardl.memory.addresses import Addresses
 from spardl.memory.algebra import Algebra
+from spardl.memory.found import Found
 from spardl.memory.frames import Account, Frames
 from spardl.memory.residuals import Carry
 from spardl.memory.survey import Survey
@@ -35,9 +36,16 @@ class Memory:
         self._journal = None if policy is None else policy.journal
         self.frames = Frames(self, codec, Account())
         self.algebra = Algebra(self._buffer)
+        self.addresses = Addresses(self._buffer)
         self.survey = Survey(transaction)
 
     # --- the whole ------------------------------------------------------------------------------------------------
+
+    @property
+    def fills(self) -> bool:
+        """Whether the host would have to wait for a count: selections then have as many entries as they may, and ranks
+        do best to tell each other counts before they send what was counted."""
+        return self._buffer.kernels.fills
 
     @property
     def lengths(self) -> Ints:
@@ -87,18 +95,21 @@ class Memory:
         return self.frames.nothing(ids)
 
     def take_largest_of_all(self, budget: int) -> SparseBlocks:
-        """Move the `budget` entries of largest magnitude out, wherever they lie."""
+        """Move the `budget` entries of largest magnitude out, wherever they lie; addressed as one block."""
         self._transaction.add_up()
         if self.health.known_poisoned:
-            return self.nothing(np.arange(len(self.lengths)))
+            return self.nothing(np.zeros(1, np.int64))
         with record_function("spardl::select"):
             return self._took(self._buffer.take_largest_of_all(budget))
 
-    def take_above_of_all(self, threshold: float, limit: int) -> SparseBlocks:
-        """Move the first `limit` entries of magnitude `threshold` or more out, wherever they lie."""
+    def take_above_of_all(self, threshold: float, limit: int, *, counted: bool = False) -> SparseBlocks:
+        """Move the first `limit` entries of magnitude `threshold` or more out, wherever they lie; addressed as one
+        block. On a device the host waits for their number, unless it is `counted` and the limit no more than that."""
         self._transaction.add_up()
         if self.health.known_poisoned:
-            return self.nothing(np.arange(len(self.lengths)))
+            return self.nothing(np.zeros(1, np.int64))
+        if self.fills and not counted:
+            limit = min(limit, self.survey.count_above(threshold))
         return self._took(self._buffer.take_above_of_all(threshold, limit))
 
     def take_at(self, support: SparseBlocks) -> Tensor:
@@ -129,14 +140,21 @@ class Memory:
         self._buffer.put(found)
         return found
 
-    def find_above(self, block: int, threshold: float, limit: int) -> SparseBlocks:
+    def find_above(self, block: int, threshold: float, limit: int) -> Found:
         """The first `limit` entries of magnitude `threshold` or more of a block; they stay where they are."""
         self._transaction.add_up()
         if self.health.known_poisoned:
-            return self.nothing(np.array([block]))
-        found = self._buffer.take_above(block, threshold, limit)
-        self._buffer.put(found)
-        return found
+            return Found.at_hand(self.nothing(np.array([block])))
+
+        def look(count: int) -> SparseBlocks:
+            found = self._buffer.take_above(block, threshold, count)
+            self._buffer.put(found)
+            return found
+
+        if not self.fills:
+            return Found.at_hand(look(limit))
+        count = torch.as_tensor(self._buffer.count_above_in(block, threshold))
+        return Found(count.clamp(max=limit), look)
 
     # --- giving ---------------------------------------------------------------------------------------------------
 
@@ -154,16 +172,3 @@ class Memory:
     def repartition(self, starts: Ints) -> None:
         """Draw other block boundaries, for methods whose blocks are stretches of natural order and move."""
         self._buffer.repartition(starts)
-
-    def in_present_blocks(self, entries: SparseBlocks, starts: Ints) -> SparseBlocks:
-        """Entries that were addressed by blocks at other `starts`."""
-        return self._buffer.in_present_blocks(entries, starts)
-
-    def in_order(self, entries: SparseBlocks) -> SparseBlocks:
-        """Entries in any order, sorted by position."""
-        return self._buffer.in_order(entries)
-
-    def positions(self, entries: SparseBlocks) -> Ints:
-        """Where entries lie in the vector, as numbers of this host."""
-        positions: Ints = download(self._buffer.positions(entries))
-        return positions

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from spardl import kernels
+from spardl.collectives.program import side_by_side
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
 from spardl.memory.velocity import Momentum
@@ -78,15 +79,17 @@ class SimulatedCluster:
         """Synchronise every tensor of every rank, group after group, and commit or roll back; NaN if rolled back."""
         own = [{name: tensor.clone() for name, tensor in given.items()} for given in gradients]
         agreed = Terms(**{"step": self.steps, "lazily": True, **terms})
-        for position in range(len(self.ranks[0].groups)):
-            programs = []
-            for rank, sync in enumerate(self.ranks):
-                group = sync.groups[position]
-                rule = rules[rank] if rules is not None else {}
+        programs = []
+        for rank, sync in enumerate(self.ranks):
+            rule = rules[rank] if rules is not None else {}
+            steps = []
+            for group in sync.groups:
                 parts = [Part(name, own[rank][name], rule.get(name)) for name in group.offsets]
                 sync.opens(group)
-                programs.append(group_step(group, parts, agreed))
-            self.outcomes = self.network.run(programs)
+                steps.append(group_step(group, parts, agreed))
+            programs.append(side_by_side(steps))
+        self.network.run(programs)
+        self.outcomes = [outcome for sync in self.ranks if (outcome := sync.groups[-1].outcome) is not None]
         for sync in self.ranks:
             sync.finish()
         return own

@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from spardl.collectives.program import AllReduce, Operation, Program, Round
+from spardl.collectives.program import AllReduce, Ask, Operation, Program, Round, answers
 from spardl.errors import ProtocolError
 from spardl.metrics import Traffic
 from spardl.simulator.clock import Clock
@@ -62,7 +62,7 @@ class Join:
     lane: Lane
 
 
-Steps = Generator[Operation | Work | Start | Join, Any, Result]
+Steps = Generator[Operation | Ask | Work | Start | Join, Any, Result]
 
 
 class Span(NamedTuple):
@@ -162,6 +162,8 @@ class _Run(Generic[Result]):
             self._work(now, lane, operation)
         elif isinstance(operation, Start):
             self._start(now, lane, operation)
+        elif isinstance(operation, Ask):
+            self._resume(lane, now, answers([operation])[0])
         else:
             self._join(now, lane, operation.lane)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from spardl.host import has_streams
+from spardl.host import streams_of
 
 
 class Aside:
@@ -19,7 +19,8 @@ class Aside:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.Stream(device) if has_streams(device) else None
+        self._streams = streams_of(device)
+        self._stream = None if self._streams is None else self._streams.Stream(device)
         self._caller: torch.Stream | None = None
 
     @contextlib.contextmanager
@@ -28,9 +29,9 @@ class Aside:
         if self._stream is None:
             yield
             return
-        self._caller = torch.accelerator.current_stream(self._device)
-        self._stream.wait_event(self._caller.record_event())
-        with self._stream:
+        caller = self._caller = self._streams.current_stream(self._device)
+        self._stream.wait_event(caller.record_event())
+        with self._streams.stream(self._stream):
             yield
 
     def join(self) -> None:

@@ -304,6 +304,7 @@ class Session:
                 " synchronise what was frozen when the model was wrapped: unfreeze parameters before wrapping the"
                 " model, or freeze them before attach."
             )
+        self.worker.complete()
         if first is not None:
             first()
         return self.worker.together(lambda: conclude(self, step, after))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from spardl.collectives.program import AllReduce, Program
-from spardl.host import bring, download, upload
+from spardl.collectives.program import AllReduce, Program, known
+from spardl.host import bring, upload
 from spardl.memory.layout import entries
 from spardl.memory.velocity import Momentum
 from spardl.sparse import Array, Ints, SparseBlocks
@@ -120,7 +120,8 @@ def agree_on_unused(group: Group, parts: Sequence[Part]) -> Program[list[Part]]:
     """A parameter that any rank has used is used: only what none has used waits."""
     used = upload(np.array([not part.unused for part in parts], np.float32), group.buffer.device)
     yield AllReduce(used, name="agreement on unused parameters")
-    return [replace(part, unused=not use) for part, use in zip(parts, download(used).tolist(), strict=True)]
+    found = yield from known(used)
+    return [replace(part, unused=not use) for part, use in zip(parts, found.tolist(), strict=True)]
 
 
 def accumulate(group: Group, parts: Sequence[Part], terms: Terms) -> None:
@@ -186,7 +187,10 @@ def exchange(group: Group, terms: Terms) -> Program[Outcome]:
 def _sum_of_all(group: Group) -> Program[Tensor]:
     """What all ranks have accumulated, in natural order."""
     total = _in_natural_order(group)
-    if group.transaction.health.is_poisoned():
+    poisoned = group.transaction.health.poisoned
+    if isinstance(poisoned, Tensor):
+        total.masked_fill_(poisoned, torch.nan)
+    elif poisoned:
         total.fill_(torch.nan)
     yield AllReduce(total, name="diagnosis")
     return total

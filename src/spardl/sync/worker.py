@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from spardl.collectives.numbers import all_gather_numbers
-from spardl.collectives.program import AllReduce, Program, Team
+from spardl.collectives.program import AllReduce, Ask, Program, Team, answers, until_asked
 from spardl.host import bring
 from spardl.sync import step as steps
 from spardl.sync.aside import Aside
@@ -52,6 +52,7 @@ class Worker:
         self.heard = False
         self.votes = votes
         self._undecided: Callable[[], Any] | None = None  # what waits for all ranks to be ready for it
+        self._asking: list[tuple[Group, Program[Outcome], Ask]] = []  # groups whose programs wait for a device
         self._sync = sync
         self._transport = transport
         self._lanes = lanes
@@ -91,7 +92,7 @@ class Worker:
             self._lanes.stop_preparing()  # nothing must be added to what is rolled back
             if self._undecided is None:
                 with self.aside.within():
-                    self._sync.abandon()
+                    self.abandon()
                 self.aside.join()
             if self._fellows is not None:
                 self._fellows.leave()
@@ -133,8 +134,9 @@ class Worker:
         return result
 
     def abandon(self) -> None:
-        """Roll back what all were ready for: nobody is left to agree with."""
+        """Roll back whatever has begun."""
         self._undecided = None
+        self._asking.clear()
         self._sync.abandon()
 
     def start(self, group: Group, parts: Sequence[Part], terms: Terms) -> None:
@@ -166,21 +168,34 @@ class Worker:
             self._sync.opens(group)
             steps.accumulate(group, parts, terms)
 
-    def _drive(self, group: Group, program: Program[Outcome]) -> None:
-        """Run a group's program, and count what it cost."""
+    def _drive(self, group: Group, program: Program[Outcome], answer: Any = None) -> None:
+        """Run a group's program to its end, or until it asks for something, and count what that cost."""
         account, stats = group.memory.frames.account, group.stats
         started, before = time.perf_counter(), self._transport.traffic.copy()
         sent, packed, selected = account.entries, account.seconds, stats.seconds_selecting
         try:
             with record_function("spardl::exchange"):
-                run(program, self._transport)
+                asked = run(until_asked(program, answer), self._transport)
         except BaseException as error:
             error.add_note(f"while synchronising the group {stats.name}")
             raise
         stats.entries_sent += account.entries - sent
-        group.span = started, time.perf_counter()
-        elapsed = group.span[1] - started - (stats.seconds_selecting - selected)  # what the step counted itself
+        ended = time.perf_counter()
+        group.span = started if answer is None else group.span[0], ended
+        elapsed = ended - started - (stats.seconds_selecting - selected)  # what the step counted itself
         stats.observe(before, self._transport.traffic, elapsed, account.seconds - packed)
+        if asked is not None:
+            self._asking.append((group, program, asked))
+
+    def complete(self) -> None:
+        """Bring the programs of all groups to their end. What some have asked a device for, the host waits for here,
+        for all of them at once; on all ranks they go on in one order. To be called in a job."""
+        while self._asking:
+            asking, self._asking = self._asking, []
+            self._transport.arrive()  # for its deadline
+            found = answers([asked for _, _, asked in asking])
+            for (group, program, _), answer in zip(asking, found, strict=True):
+                self._drive(group, program, answer)
 
     def average(self, tensor: Tensor) -> "Future[Tensor]":
         """Average a tensor that is in no group, as part of the step; sparse COO tensors as well."""
@@ -206,4 +221,5 @@ class Worker:
         """One group's whole step, with steps counted by the group; commit it alone. To be called in a job."""
         terms = Terms(step=group.stats.steps + group.stats.skipped, lazily=self.is_lazy)
         self._whole(group, [Part(name, tensor) for name in group.offsets], terms)
+        self.complete()
         return self.finish(torch.nan)

@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from spardl.collectives.program import Operation, Program, Round
+from spardl.collectives.program import Ask, Operation, Program, Round, answers
 from spardl.metrics import Traffic
 
 Result = TypeVar("Result")
@@ -52,14 +52,21 @@ class Transport(Protocol):
 
 
 def run(program: Program[Result], transport: Transport) -> Result:
-    """Drive a program to its end on this rank."""
+    """Drive a program to its end on this rank. Whenever it asks, the host waits for the device."""
     try:
         operation = next(program)
         while True:
-            operation = program.send(transport.perform(operation))
+            operation = program.send(_answer(operation, transport))
     except StopIteration as stop:
         result: Result = stop.value
         return result
+
+
+def _answer(operation: Operation | Ask, transport: Transport) -> Any:
+    if not isinstance(operation, Ask):
+        return transport.perform(operation)
+    transport.arrive()  # for its deadline
+    return answers([operation])[0]
 
 
 def use_the_time(operation: Round) -> float:

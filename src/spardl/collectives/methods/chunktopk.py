@@ -66,7 +66,7 @@ class ChunkTopk(Stateless):
         memory.repartition(self.edges)
         taken = memory.take_largest(np.arange(len(budgets)), budgets)
         memory.repartition(self.whole)
-        mine = memory.frames.code(memory.in_present_blocks(taken, self.edges))
+        mine = memory.frames.code(memory.addresses.in_present_blocks(taken, self.edges))
         each = np.full(self.team.size, budgets.sum())
         pieces = yield from gather_blocks(self.team, memory.frames, mine, np.zeros_like(each), each, full=True)
         versions = [piece.decode() for piece in pieces]

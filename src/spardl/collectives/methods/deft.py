@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from spardl.collectives.common_support import gather_support, sum_at
 from spardl.collectives.method import About, NoOptions, Seat
-from spardl.collectives.numbers import all_gather_numbers
+from spardl.collectives.numbers import all_gather_numbers, row
 from spardl.collectives.price import Price
-from spardl.collectives.program import Program, Team
+from spardl.collectives.program import Program, Team, known
 from spardl.collectives.snapshot import Snapshot
 from spardl.memory.layout import BlockLayout, entries
 
@@ -53,17 +53,19 @@ class Deft:
             return memory.nothing(np.arange(len(self.pieces) - 1))
         support = yield from self._union(team, memory, budgets)
         total = yield from sum_at(team, memory, support)
-        if not memory.health.is_poisoned():
+        if not memory.health.known_poisoned:  # if a device knows of any, the step will be undone
             self.step += 1
-        return memory.in_order(total)
+        return memory.addresses.in_order(total)
 
     def _budgets(self, team: Team, memory: Memory, density: float) -> Program[tuple[Ints, bool]]:
         """Every piece's share of the budget, by the norms that this step's leader sees; the same on all workers."""
         lengths = np.diff(self.pieces)
         mine = np.zeros(len(lengths), np.int64)
-        if team.position == 0 and not memory.health.is_poisoned():
-            mine = share_out(memory.survey.norms(), lengths, entries(density, self.layout.length))
-        rows = yield from all_gather_numbers(team, [memory.health.is_poisoned(), *mine], "budgets")
+        leads = team.position == 0 and not memory.health.known_poisoned
+        bits = yield from known(memory.survey.bits_of_norms() if leads else memory.algebra.zeros(0))
+        if leads:
+            mine = share_out(bits.view(np.float64), lengths, entries(density, self.layout.length))
+        rows = yield from all_gather_numbers(team, row(memory.health.poisoned, mine), "budgets")
         return np.clip(rows[0, 1:], 0, lengths), bool(rows[:, 0].any())
 
     def _union(self, team: Team, memory: Memory, budgets: Ints) -> Program[SparseBlocks]:
@@ -76,7 +78,7 @@ class Deft:
         chosen = memory.find_largest(mine, budgets[mine])
         memory.repartition(self.layout.starts)
         limits = np.array([budgets[bin_].sum() for bin_ in bins])
-        addressed = memory.in_present_blocks(chosen, self.pieces)
+        addressed = memory.addresses.in_present_blocks(chosen, self.pieces)
         return (yield from gather_support(team, memory, addressed, np.zeros_like(limits), limits))
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,7 +8,9 @@ feedback is exact. MiCRO ("MiCRO: Near-Zero Cost Gradient Sparsification", HiPC 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,10 +19,10 @@ import numpy as np
 from spardl.choices import setting
 from spardl.collectives.common_support import gather_support, sum_at
 from spardl.collectives.method import About, NoOptions, Seat
-from spardl.collectives.numbers import all_gather_numbers
+from spardl.collectives.numbers import all_gather_numbers, row
 from spardl.collectives.partition import Partition
 from spardl.collectives.price import Price
-from spardl.collectives.program import Program, Team
+from spardl.collectives.program import Ask, Program, Team
 from spardl.collectives.snapshot import Snapshot
 from spardl.collectives.threshold import BINS, CONTROLLERS, SHIFT, Controller, first_bin
 from spardl.memory.layout import BlockLayout, entries
@@ -60,8 +62,18 @@ class SharedThreshold:
 
     def __init__(self, make: Callable[[float], Controller]) -> None:
         self.controller: Controller | None = None
+        self.is_sought = False  # by a group whose first step is under way
         self._make = make
         self._seen: dict[str, tuple[int, int, Ints]] = {}
+
+    @contextlib.contextmanager
+    def sought(self) -> Iterator[None]:
+        """Other groups wait meanwhile for what this one finds."""
+        self.is_sought = True
+        try:
+            yield
+        finally:
+            self.is_sought = False
 
     def start(self, threshold: float) -> None:
         self.controller = self._make(threshold)
@@ -123,18 +135,20 @@ class ExDyna:
         threshold = yield from self._threshold(team, memory, target)
         histogram = memory.survey.count_bins(team.position, first_bin(threshold), SHIFT, BINS)
         limit = -(-BURST * target // self.workers) if target < self.layout.length else target
-        chosen = memory.find_above(team.position, threshold, limit)
-        rows = yield from all_gather_numbers(team, [memory.health.is_poisoned(), len(chosen), *histogram], "counts")
+        found = memory.find_above(team.position, threshold, limit)
+        rows = yield from all_gather_numbers(team, row(memory.health.poisoned, found.count, histogram), "counts")
         if rows[:, 0].any():  # known to all at once, so all leave here
             memory.health.poison()
             return memory.nothing(np.arange(self.workers))
         counts = rows[:, 1]
         limits = np.clip(counts, 0, memory.lengths)
+        chosen = found.entries(int(limits[team.position]))
         support = yield from gather_support(team, memory, chosen, np.arange(team.size), limits)
         total = yield from sum_at(team, memory, support)
-        if not memory.health.is_poisoned():
+        if not memory.health.known_poisoned:  # if a device knows of any, what is learned here will be undone
             self._shared.note(self._name, len(support), target, rows[:, 2:].sum(0))
-            self.partition.learn(counts, memory.positions(support))
+            tally = self.partition.tally(memory.addresses.positions(support))
+            memory.health.ask(tally, functools.partial(self.partition.learn, counts))
             self.step += 1
         return total
 
@@ -143,16 +157,25 @@ class ExDyna:
         shared = self._shared
         if target == self.layout.length:
             return 0.0
+        while shared.is_sought:  # by another group of this step, which waits for a device
+            yield Ask(memory.algebra.zeros(0))
         if shared.controller is None:
-            bits = int(np.float32(memory.survey.magnitude_of(target)).view(np.uint32))
-            rows = yield from all_gather_numbers(team, [bits], "first threshold")
-            bits = int(np.median(np.clip(rows, 0, LARGEST_BITS)))  # whatever a peer has sent
-            agreed = float(np.uint32(bits).view(np.float32))
-            if agreed == 0.0:  # nothing to judge by yet
-                return agreed
-            shared.start(agreed)
+            with shared.sought():
+                agreed = yield from self._first_threshold(team, memory, target)
+                if agreed == 0.0:  # nothing to judge by yet
+                    return agreed
+                shared.start(agreed)
         assert shared.controller is not None
         return shared.controller.threshold
+
+    def _first_threshold(self, team: Team, memory: Memory, target: int) -> Program[float]:
+        """The median of what all workers would choose; a poisoned one chooses 0."""
+        bits = memory.survey.bits_of_magnitude(target)
+        poisoned = memory.health.poisoned
+        mine = bits * (not poisoned) if isinstance(poisoned, bool) else bits.masked_fill(poisoned, 0)
+        rows = yield from all_gather_numbers(team, mine, "first threshold")
+        agreed = int(np.median(np.clip(rows, 0, LARGEST_BITS)))  # whatever a peer has sent
+        return float(np.uint32(agreed).view(np.float32))
 
     def state_dict(self) -> dict[str, Any]:
         return {

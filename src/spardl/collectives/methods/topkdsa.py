@@ -13,7 +13,8 @@ import numpy as np
 
 from spardl.collectives.bruck import gather_joined
 from spardl.collectives.method import About, BlockOptions, NoOptions, Seat, Stateless
-from spardl.collectives.owners import send_to_owners
+from spardl.collectives.numbers import all_gather_numbers, row
+from spardl.collectives.owners import send_to_owners, sort_for_owners
 from spardl.collectives.price import Price
 from spardl.collectives.program import Program
 from spardl.memory.layout import entries
@@ -41,9 +42,13 @@ class TopkDSA(Stateless):
 
     def synchronize(self, memory: Memory, density: float) -> Program[SparseBlocks]:
         k, lengths = entries(density, self.layout.length), self.layout.lengths
-        mine = memory.frames.code(memory.take_largest_of_all(k))
-        versions = yield from send_to_owners(self.team, memory.frames, mine, np.minimum(k, lengths))
-        total = memory.frames.code(memory.algebra.without_zeros(memory.algebra.sum(versions)))
+        taken = memory.take_largest_of_all(k)
+        mine, counts = yield from sort_for_owners(self.team, memory, taken, np.minimum(k, lengths))
+        versions = yield from send_to_owners(self.team, memory.frames, mine, counts, full=True)
+        found = memory.algebra.without_zeros(memory.algebra.sum(versions))
         limits = np.minimum(k * self.team.size, lengths)
-        blocks = yield from gather_joined(self.team, memory.frames, total, np.arange(self.team.size), limits)
-        return blocks.decode()
+        if memory.fills:  # the host has to know how many each owner has; everywhere else frames say it
+            limits = np.clip((yield from all_gather_numbers(self.team, row(found.count), "counts"))[:, 0], 0, limits)
+        total = memory.frames.code(found.entries(int(limits[self.team.position])))
+        everyone = np.arange(self.team.size)
+        return (yield from gather_joined(self.team, memory.frames, total, everyone, limits, full=True)).decode()
