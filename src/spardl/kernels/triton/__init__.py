@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.host import Flag, download, spread, upload
+from spardl.host import Count, Flag, download, spread, upload
 from spardl.kernels.api import Bools, Ints
 from spardl.kernels.torch import TorchKernels
 from spardl.kernels.torch_frames import FixedCode, ascend, fixed_size, plan_gaps
 from spardl.kernels.triton import loops
+from spardl.kernels.triton.loops import OPTIONS, TILE
 
 KEYS = 2**31 - 1  # no magnitude is larger
-TILE = 1024  # elements that one program of a kernel is about
-
-# A product and a sum that are fused are rounded once instead of twice, and bits would differ from those of a CPU.
-EXACTLY: dict[str, Any] = {"TILE": TILE, "enable_fp_fusion": False}
-
-
 DIGITS = (24, 16, 8, 0)  # where each digit of 8 bits of a magnitude begins
+
+
+def launch(loop: Any, grid: tuple[int, ...], *given: Tensor | int | float) -> None:
+    """Run a program of this loop for each place of the grid. What kinds of numbers it is given is said here alone."""
+    loop[grid](*given, TILE=TILE, **OPTIONS)
 
 
 class TritonFixedCode(FixedCode):
@@ -34,7 +34,7 @@ class TritonFixedCode(FixedCode):
         words = torch.zeros(size // 4 + 2, dtype=torch.int32, device=indices.device)  # one more for what is left over
         if indices.numel():
             blocks, _ = _plans(counts, lengths, indices.device)
-            loops.write_fixed[_tiles(counts)](indices.contiguous(), blocks, words, **EXACTLY)
+            launch(loops.write_fixed, _tiles(counts), indices.contiguous(), blocks, words)
         return words.view(torch.uint8)[:size]
 
     def read(self, data: Tensor, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor]:
@@ -46,9 +46,9 @@ class TritonFixedCode(FixedCode):
         blocks, bits = _plans(counts, lengths, device)
         grid, sizes = _tiles(bits), upload(bits, device)
         ones = torch.zeros(grid[::-1], dtype=torch.int64, device=device)
-        loops.count_ones[grid](words, blocks, sizes, ones, grid[0], **EXACTLY)
+        launch(loops.count_ones, grid, words, blocks, sizes, ones, grid[0])
         ends = ones.cumsum(1)
-        loops.read_fixed[grid](words, blocks, sizes, ends - ones, indices, grid[0], **EXACTLY)
+        launch(loops.read_fixed, grid, words, blocks, sizes, ends - ones, indices, grid[0])
         fine = (ends[:, -1] == blocks[:, 1]).all() & ascend(indices, counts, lengths)
         return indices.clamp(max=2**31 - 1).int(), fine
 
@@ -81,7 +81,7 @@ class TritonKernels(TorchKernels):
         if gradient.numel():
             first, chosen = upload(starts, acc.device), upload(wanted.astype("int8"), acc.device)
             sizes = (offset, gradient.numel(), chunk, wanted.size, scale)
-            loops.accumulate[_grid(gradient)](acc, gradient, first, chosen, flag, *sizes, **EXACTLY)
+            launch(loops.accumulate, _grid(gradient), acc, gradient, first, chosen, flag, *sizes)
         return flag[0] != 0
 
     def _take_full(self, acc: Tensor, firsts: Ints, stops: Ints, counts: Ints) -> tuple[Tensor, Tensor]:
@@ -96,39 +96,38 @@ class TritonKernels(TorchKernels):
         lasts, needed = torch.zeros_like(wanted), wanted
         for shift in DIGITS:
             found = torch.zeros(len(counts), 256, dtype=torch.int32, device=device)
-            loops.count_digits[grid](acc, first, stop, lasts, found, shift, **EXACTLY)
+            launch(loops.count_digits, grid, acc, first, stop, lasts, found, shift)
             lasts, needed = _next_digit(lasts, needed, found.long())
         lasts = lasts.where(wanted > 0, KEYS)  # who wants none finds none
         above, ties = torch.zeros(2, *grid[::-1], dtype=torch.int64, device=device)
-        loops.count_chosen[grid](acc, first, stop, lasts, above, ties, grid[0], **EXACTLY)
+        launch(loops.count_chosen, grid, acc, first, stop, lasts, above, ties, grid[0])
         earlier = (above.cumsum(1) - above, ties.cumsum(1) - ties)
-        loops.take_chosen[grid](acc, first, stop, lasts, needed, *earlier, starts, indices, taken, grid[0], **EXACTLY)
+        launch(loops.take_chosen, grid, acc, first, stop, lasts, needed, *earlier, starts, indices, taken, grid[0])
         return indices, taken
 
     def take_above(
         self, acc: Tensor, first: int, stop: int, threshold: float, limit: int, shortlist: None = None
     ) -> tuple[Tensor, Tensor]:
-        """Waits once, for their number."""
+        """Waits once, for their number; not at all if these kernels fill."""
         block, threshold = acc[first:stop], abs(threshold)
         if not block.numel():
             return super().take_above(acc, first, stop, threshold, limit)
         counts = torch.empty(_grid(block), dtype=torch.int64, device=acc.device)
-        loops.count_above[_grid(block)](block, counts, block.numel(), threshold, **EXACTLY)
+        launch(loops.count_above, _grid(block), block, counts, block.numel(), threshold)
         ends = counts.cumsum(0)
-        found = min(max(0, limit), int(download(ends[-1])))
+        found = max(0, limit if self.fills else min(limit, int(download(ends[-1]))))
         indices = torch.empty(found, dtype=torch.int32, device=acc.device)
         taken = torch.empty(found, dtype=acc.dtype, device=acc.device)
         if found:
             out = (ends - counts, indices, taken)
-            loops.take_above[_grid(block)](block, *out, block.numel(), found, threshold, **EXACTLY)
+            launch(loops.take_above, _grid(block), block, *out, block.numel(), found, threshold)
         return indices, taken
 
-    def count_above(self, values: Tensor, threshold: float, shortlist: None = None) -> int:
-        if not values.numel():
-            return 0
-        counts = torch.empty(_grid(values), dtype=torch.int64, device=values.device)
-        loops.count_above[_grid(values)](values, counts, values.numel(), abs(threshold), **EXACTLY)
-        return int(download(counts.sum()))
+    def count_above(self, values: Tensor, threshold: float, shortlist: None = None) -> Count:
+        counts = torch.zeros(_grid(values), dtype=torch.int64, device=values.device)
+        if values.numel():
+            launch(loops.count_above, _grid(values), values, counts, values.numel(), abs(threshold))
+        return counts.sum()
 
     def scatter_add(
         self,
@@ -143,13 +142,13 @@ class TritonKernels(TorchKernels):
         if values.numel():
             begins = spread(firsts, counts, acc.device)
             given = (indices.contiguous(), values.contiguous())
-            loops.scatter_add[_grid(values)](acc, begins, *given, values.numel(), **EXACTLY)
+            launch(loops.scatter_add, _grid(values), acc, begins, *given, values.numel())
 
     def round_bf16(self, values: Tensor) -> tuple[Tensor, Tensor]:
         codes = torch.empty(values.numel(), dtype=torch.int16, device=values.device)
         errors = torch.empty(values.numel(), dtype=torch.float32, device=values.device)
         if values.numel():
-            loops.round_bf16[_grid(values)](values.contiguous(), codes, errors, values.numel(), **EXACTLY)
+            launch(loops.round_bf16, _grid(values), values.contiguous(), codes, errors, values.numel())
         return codes.view(torch.bfloat16), errors
 
 

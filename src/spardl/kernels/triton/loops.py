@@ -1,10 +1,15 @@
 """What runs on a GPU, one function per pass over memory, in Triton. Nothing is compiled or tuned at import.
 
-`kernels/triton/__init__.py` launches them, without fused multiply-adds: results have the bits of the other kernels.
+`kernels/triton/__init__.py` launches them, and results have the bits of the other kernels.
 """
 
 import triton
 import triton.language as tl
+
+TILE = 1024  # elements that one program is about
+
+# A product and a sum that are fused are rounded once instead of twice, and bits would differ from those of a CPU.
+OPTIONS = {"enable_fp_fusion": False}
 
 
 @triton.jit

@@ -1,0 +1,32 @@
+"""Run by test_triton.py: compile every loop for GPUs that are not here, for what it was launched with elsewhere.
+
+No product is fused with a sum, and no denormal flushed: both would change bits. Torch is not needed for it.
+"""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+source, launched, *capabilities = sys.argv[1:]
+found = importlib.util.spec_from_file_location("loops", source)
+loops = importlib.util.module_from_spec(found)
+found.loader.exec_module(loops)
+
+kinds = json.loads(Path(launched).read_text())
+public = {name for name, each in vars(loops).items() if isinstance(each, JITFunction) and name[0] != "_"}
+assert public == kinds.keys(), f"never launched: {sorted(public - kinds.keys())}"
+for name, kind in kinds.items():
+    function = getattr(loops, name)
+    signature = dict(zip(function.arg_names, [*kind, "constexpr"], strict=True))
+    for capability in capabilities:
+        program = ASTSource(function, signature, {"TILE": loops.TILE})
+        made = triton.compile(program, target=GPUTarget("cuda", int(capability), 32), options=loops.OPTIONS)
+        assert made.asm["cubin"] and f".target sm_{capability}" in made.asm["ptx"]
+        assert "fma" not in made.asm["ptx"] and ".ftz" not in made.asm["ptx"], name
+print(len(kinds), "compiled")
