@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from spardl import host
 from spardl.collectives.balance import join
 from spardl.collectives.bruck import gather_blocks
 from spardl.collectives.method import Seat
 from spardl.collectives.methods.oktopk import OkTopk
 from spardl.collectives.price import Price
-from spardl.collectives.program import Team
+from spardl.collectives.program import Ask, Team, side_by_side
 from spardl.collectives.reduce_scatter import schedule
 from spardl.collectives.snapshot import Snapshot
 from spardl.collectives.team_gather import TopController
@@ -151,6 +152,22 @@ def test_boundaries_that_a_peer_makes_up_stay_within_the_vector(claimed):
             ((_, size),) = operation.receive
             operation = program.send([torch.from_numpy(np.full(size // 4, claimed, np.int32).view(np.uint8))])
     assert (np.diff(method.bounds) >= 0).all() and method.bounds[0] == 0 and method.bounds[-1] == length
+
+
+def test_programs_side_by_side_are_asked_for_at_once(monkeypatch):
+    """Each goes on as far as it can, in order; the host reads as often as the one that asks most often."""
+    reads = []
+    monkeypatch.setattr(host, "download", lambda numbers: reads.append(len(numbers)) or numbers.numpy())
+
+    def program(name, asks):
+        yield f"{name} begins"
+        for i in range(asks):
+            found = yield Ask(torch.arange(i, i + 2))
+            yield f"{name} has {found.tolist()}"
+
+    order = list(side_by_side([program("a", 2), program("b", 0), program("c", 1)]))
+    assert order == ["a begins", "b begins", "c begins", "a has [0, 1]", "c has [0, 1]", "a has [1, 2]"]
+    assert reads == [4, 2]
 
 
 def test_a_price_is_printed_and_computed_from_one_formula():

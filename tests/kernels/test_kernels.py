@@ -348,6 +348,18 @@ def test_changes_are_counted_from_the_first_one_and_undone(kernels, length, roun
 
 
 @both
+@given(length=st.sampled_from([1, 2, 300, 4095, 4096, 5000, 2**24, 2**31 - 1]), count=st.integers(0, 90), seed=seeds)
+@examples
+def test_entries_are_sorted_by_position_and_those_at_one_position_keep_their_order(kernels, length, count, seed):
+    positions = np.random.default_rng(seed).integers(0, length, count)
+    values = numbers(count, seed)
+    found, moved = kernels.sort_entries(torch.from_numpy(positions), tensor(values), length)
+    order = np.argsort(positions, kind="stable")
+    assert_same_bits(found, positions[order])
+    assert_same_bits(moved, values[order])
+
+
+@both
 @given(length=st.integers(1, 60), seed=seeds)
 @examples
 def test_what_was_sent_leaves_the_difference_of_shared_and_own_weights(kernels, length, seed):

@@ -164,6 +164,14 @@ class CompiledKernels(KernelsOf[Array, CpuShortlist]):
         order.natural_positions(positions.numpy(), starts, chunk, shift, natural)
         return torch.from_numpy(natural)
 
+    def sort_entries(self, positions: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Digit by digit, the last one first, of as few digits as hold the length."""
+        passes = max(1, -(-length.bit_length() // order.WIDEST_DIGIT))
+        width = -(-length.bit_length() // passes)
+        ascending, moved = np.empty(positions.numel(), np.int64), np.empty(positions.numel(), np.float32)
+        order.sort_entries(positions.numpy(), values.numpy(), passes, width, ascending, moved)
+        return torch.from_numpy(ascending), torch.from_numpy(moved)
+
     def land(self, shared: Tensor, own: Tensor, support: Tensor, step: Tensor, touched: Tensor, sent: Tensor) -> None:
         order.land(*(_array(each) for each in (shared, own, support, step, touched, sent)))
 

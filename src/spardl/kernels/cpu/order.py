@@ -14,6 +14,7 @@ TILE = 256
 PAGE = 1024  # elements that are made before they are written, for the same reason
 LINE = 16  # floats that memory hands out together
 LAST_BIT = np.uint64(1 << 63)
+WIDEST_DIGIT = 12  # bits: as many bins as a cache near the core has lines for
 
 
 @inlined
@@ -300,6 +301,34 @@ def natural_positions(positions, starts, chunk, shift, natural):
         slot = place - starts[block]
         piece = slot >> shift if shift >= 0 else slot // chunk
         natural[i] = (piece * count + block) * chunk + slot - piece * chunk
+
+
+@compiled("void(int64[::1], float32[::1], int64, int64, int64[::1], float32[::1])")
+def sort_entries(positions, values, passes, width, ascending, moved):
+    """Entries by position, which has `passes` digits of `width` bits; those at one position keep their order.
+
+    A pass for each digit, the lowest first, counts how often each occurs and deals entries out by it.
+    """
+    spare, spare_moved = np.empty_like(ascending), np.empty_like(moved)
+    ends, mask = np.empty(1 << width, np.int64), (1 << width) - 1
+    source, carried = positions, values
+    for digit in range(passes):
+        last = (passes - digit) % 2 == 1  # or the third last, and so on: the last one has to end there
+        target, dealt = (ascending, moved) if last else (spare, spare_moved)
+        shift = digit * width
+        ends[:] = 0
+        for i in range(source.size):
+            ends[(source[i] >> shift) & mask] += 1
+        before = 0
+        for bin_ in range(ends.size):
+            before += ends[bin_]
+            ends[bin_] = before - ends[bin_]
+        for i in range(source.size):
+            bin_ = (source[i] >> shift) & mask
+            target[ends[bin_]] = source[i]
+            dealt[ends[bin_]] = carried[i]
+            ends[bin_] += 1
+        source, carried = target, dealt
 
 
 @compiled("void(float32[::1], float32[::1], int64[::1], float32[::1], int64[::1], float32[::1])")
