@@ -177,18 +177,10 @@ class KernelsOf(Protocol[A, S]):
 
     # --- weights ------------------------------------------------------------------------------------------------
 
-    def changes(self, acc: A, positions: Tensor, before: Tensor) -> Tensor:
-        """Of positions that were changed one after the other and held `before` then: what each held when it was first
-        changed, less what it holds now. A position may occur several times. `acc` becomes as it was. O(k)."""
-        ...
-
-    def natural_positions(self, positions: Tensor, starts: Ints, chunk: int) -> Tensor:
-        """Where places in block order lie in natural order, in the same order. O(k)."""
-        ...
-
-    def sort_entries(self, positions: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Entries in the order of their positions, which are below `length`; those at one position keep theirs. O(k),
-        or O(k log k)."""
+    def changes(self, acc: A, starts: Ints, chunk: int, positions: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Of positions in block order that were changed one after the other and held `before` then: where they lie in
+        natural order, ascending, and what each held when it was first changed, less what it holds now. A position may
+        occur several times. `acc` is of no use afterwards. O(k), or O(k log k), and a bit of each element of `acc`."""
         ...
 
     def land(self, shared: Tensor, own: Tensor, support: Tensor, step: Tensor, touched: Tensor, sent: Tensor) -> None:

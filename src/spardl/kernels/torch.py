@@ -124,25 +124,14 @@ class TorchKernels(KernelsOf[Tensor, None]):
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
-    def changes(self, acc: Tensor, positions: Tensor, before: Tensor) -> Tensor:
-        now = acc[positions]
-        places, order = torch.sort(positions, stable=True)  # the first change of a position comes first
-        fresh = torch.ones_like(places, dtype=torch.bool)
-        fresh[1:] = places[1:] != places[:-1]
-        steps = torch.arange(places.numel(), device=acc.device)
-        first = torch.where(fresh, steps, 0).cummax(0).values
-        acc[places] = before[order[first]]  # the same for all of a position
-        return acc[positions] - now
-
-    def natural_positions(self, positions: Tensor, starts: Ints, chunk: int) -> Tensor:
-        base = upload(starts, positions.device)
-        block = torch.searchsorted(base, positions, right=True) - 1
-        slot = positions - base[block]
-        return (slot // chunk * (len(starts) - 1) + block) * chunk + slot % chunk
-
-    def sort_entries(self, positions: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        ascending, order = torch.sort(positions, stable=True)
-        return ascending, values[order]
+    def changes(
+        self, acc: Tensor, starts: Ints, chunk: int, positions: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        natural, order = torch.sort(_natural(positions, starts, chunk), stable=True)  # the first change comes first
+        fresh = torch.ones_like(natural, dtype=torch.bool)
+        fresh[1:] = natural[1:] != natural[:-1]
+        first = torch.where(fresh, torch.arange(natural.numel(), device=acc.device), 0).cummax(0).values
+        return natural, before[order[first]] - acc[positions[order]]
 
     def land(self, shared: Tensor, own: Tensor, support: Tensor, step: Tensor, touched: Tensor, sent: Tensor) -> None:
         left = shared[touched] - own[touched] - sent
@@ -319,6 +308,14 @@ def _places(starts: Ints, chunk: int, offset: int, length: int, device: torch.de
     pieces = positions // chunk
     base = upload(starts[:-1], device)
     return base[pieces % count] + (pieces // count) * chunk + positions % chunk
+
+
+def _natural(positions: Tensor, starts: Ints, chunk: int) -> Tensor:
+    """Where places in block order lie in natural order."""
+    base = upload(starts, positions.device)
+    block = torch.searchsorted(base, positions, right=True) - 1
+    slot = positions - base[block]
+    return (slot // chunk * (len(starts) - 1) + block) * chunk + slot % chunk
 
 
 def _moved(indices: Tensor, values: Tensor, repeated: Tensor, length: int) -> tuple[Tensor, Tensor]:

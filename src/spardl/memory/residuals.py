@@ -51,17 +51,16 @@ class Journal:
             buffer.values[touched.positions] = buffer.values[touched.positions].where(stays, touched.before)
 
     def changes(self, buffer: "Buffer") -> "tuple[Tensor, Tensor]":
-        """Every position that was changed, as often as it was, and by how much less it holds now than in the beginning.
-
-        The buffer is then as it was in the beginning.
-        """
+        """Every position that was changed, in natural order, and by how much less it holds now than in the beginning; a
+        position may occur several times. The buffer is of no use afterwards."""
         import torch
 
         if not self._touched:
             return torch.empty(0, dtype=torch.int64, device=buffer.device), torch.empty(0, device=buffer.device)
         positions = torch.cat([touched.positions for touched in self._touched])
         before = torch.cat([touched.before for touched in self._touched])
-        return positions, buffer.kernels.changes(buffer.array, positions, before)
+        layout = buffer.layout
+        return buffer.kernels.changes(buffer.array, layout.starts, layout.chunk, positions, before)
 
     def own(self, otherwise: "Tensor") -> "Tensor":
         """The positions that this rank itself took, some of them several times; `otherwise`, if it took none."""

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from spardl.host import upload
 from spardl.kernels import Kernels
-from spardl.memory.buffer import Buffer
 from spardl.sparse import Ints
 
 if TYPE_CHECKING:
@@ -81,10 +80,9 @@ class Changes:
 
 def changes(group: Group, outcome: Outcome) -> Changes:
     """What the exchange that was just made has changed. The buffer is of no use afterwards."""
-    buffer, journal = group.buffer, group.policy.journal
+    journal = group.policy.journal
     assert journal is not None
-    positions, sent = journal.changes(buffer)
-    natural, sent = buffer.kernels.sort_entries(_natural(buffer, positions), sent, buffer.layout.length)
+    natural, sent = journal.changes(group.buffer)
     found = Changes(natural, sent)
 
     def learn(edges: Ints) -> None:
@@ -120,14 +118,6 @@ def _somewhere(group: Group, outcome: Outcome) -> dict[str, Landing]:
         touched = changed.positions[i:j] - group.offsets[part.name]
         found[part.name] = Landing(torch.as_tensor(support), torch.as_tensor(agreed), touched, changed.sent[i:j])
     return found
-
-
-def _natural(buffer: Buffer, positions: Tensor) -> Tensor:
-    """Where places in a buffer lie in natural order."""
-    layout = buffer.layout
-    if layout.chunk * layout.count >= layout.length:  # a chunk per block
-        return positions
-    return buffer.kernels.natural_positions(positions, layout.starts, layout.chunk)
 
 
 def _spans(group: Group, parts: Sequence[Part]) -> list[tuple[Part, tuple[int, int]]]:

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.choices import is_power_of_two
 from spardl.host import Flag
 from spardl.kernels.api import Array, Bools, CodedEntries, Ints, KernelsOf
 from spardl.kernels.cpu import arithmetic, bf16, framing, order, selection
@@ -153,24 +152,11 @@ class CompiledKernels(KernelsOf[Array, CpuShortlist]):
 
     # --- weights ------------------------------------------------------------------------------------------------
 
-    def changes(self, acc: Array, positions: Tensor, before: Tensor) -> Tensor:
-        sent = np.empty(positions.numel(), np.float32)
-        order.changes(_array(acc), positions.numpy(), before.numpy(), sent)
-        return torch.from_numpy(sent)
-
-    def natural_positions(self, positions: Tensor, starts: Ints, chunk: int) -> Tensor:
-        natural = np.empty(positions.numel(), np.int64)
-        shift = chunk.bit_length() - 1 if is_power_of_two(chunk) else -1
-        order.natural_positions(positions.numpy(), starts, chunk, shift, natural)
-        return torch.from_numpy(natural)
-
-    def sort_entries(self, positions: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Digit by digit, the last one first, of as few digits as hold the length."""
-        passes = max(1, -(-length.bit_length() // order.WIDEST_DIGIT))
-        width = -(-length.bit_length() // passes)
-        ascending, moved = np.empty(positions.numel(), np.int64), np.empty(positions.numel(), np.float32)
-        order.sort_entries(positions.numpy(), values.numpy(), passes, width, ascending, moved)
-        return torch.from_numpy(ascending), torch.from_numpy(moved)
+    def changes(self, acc: Array, starts: Ints, chunk: int, positions: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Nothing is sorted, and no position occurs twice: a bit for each element says whether it was changed."""
+        natural, sent = np.empty(positions.numel(), np.int64), np.empty(positions.numel(), np.float32)
+        count = order.changes(_array(acc), starts, chunk, positions.numpy(), before.numpy(), natural, sent)
+        return torch.from_numpy(natural[:count]), torch.from_numpy(sent[:count])
 
     def land(self, shared: Tensor, own: Tensor, support: Tensor, step: Tensor, touched: Tensor, sent: Tensor) -> None:
         order.land(*(_array(each) for each in (shared, own, support, step, touched, sent)))

@@ -14,7 +14,6 @@ TILE = 256
 PAGE = 1024  # elements that are made before they are written, for the same reason
 LINE = 16  # floats that memory hands out together
 LAST_BIT = np.uint64(1 << 63)
-WIDEST_DIGIT = 12  # bits: as many bins as a cache near the core has lines for
 
 
 @inlined
@@ -275,60 +274,36 @@ def put_only(out, positions, values):
             page[positions[i] - start] = 0.0
 
 
-@compiled("void(float32[::1], int64[::1], float32[::1], float32[::1])")
-def changes(acc, positions, before, sent):
-    """What positions held when they were first changed, less what they hold now; `acc` then holds the former."""
-    for i in range(positions.size):
-        sent[i] = -acc[positions[i]]
-    for i in range(positions.size - 1, -1, -1):
-        acc[positions[i]] = before[i]
-    for i in range(positions.size):
-        sent[i] += acc[positions[i]]
-
-
-@compiled("void(int64[::1], int64[::1], int64, int64, int64[::1])")
-def natural_positions(positions, starts, chunk, shift, natural):
-    """Where places in block order lie in natural order; `chunk` is 2**`shift`, or no power of two if that is negative.
-
-    A shift is ten times as fast as a division.
-    """
-    count = starts.size - 1
-    block = 0
+@compiled("int64(float32[::1], int64[::1], int64, int64[::1], float32[::1], int64[::1], float32[::1])")
+def changes(acc, starts, chunk, positions, before, natural, sent):
+    """Where positions that were changed lie in natural order, ascending, and what each held when it was first changed,
+    less what it holds now, which `acc` then holds. Returns how many there are."""
+    marks = np.zeros(acc.size // 64 + 1, np.uint64)
     for i in range(positions.size):
         place = positions[i]
-        if place < starts[block] or place >= starts[block + 1]:
-            block = np.searchsorted(starts, place, side="right") - 1
-        slot = place - starts[block]
-        piece = slot >> shift if shift >= 0 else slot // chunk
-        natural[i] = (piece * count + block) * chunk + slot - piece * chunk
-
-
-@compiled("void(int64[::1], float32[::1], int64, int64, int64[::1], float32[::1])")
-def sort_entries(positions, values, passes, width, ascending, moved):
-    """Entries by position, which has `passes` digits of `width` bits; those at one position keep their order.
-
-    A pass for each digit, the lowest first, counts how often each occurs and deals entries out by it.
-    """
-    spare, spare_moved = np.empty_like(ascending), np.empty_like(moved)
-    ends, mask = np.empty(1 << width, np.int64), (1 << width) - 1
-    source, carried = positions, values
-    for digit in range(passes):
-        last = (passes - digit) % 2 == 1  # or the third last, and so on: the last one has to end there
-        target, dealt = (ascending, moved) if last else (spare, spare_moved)
-        shift = digit * width
-        ends[:] = 0
-        for i in range(source.size):
-            ends[(source[i] >> shift) & mask] += 1
-        before = 0
-        for bin_ in range(ends.size):
-            before += ends[bin_]
-            ends[bin_] = before - ends[bin_]
-        for i in range(source.size):
-            bin_ = (source[i] >> shift) & mask
-            target[ends[bin_]] = source[i]
-            dealt[ends[bin_]] = carried[i]
-            ends[bin_] += 1
-        source, carried = target, dealt
+        bit = np.uint64(1) << np.uint64(place & 63)
+        if not marks[place >> 6] & bit:
+            marks[place >> 6] |= bit
+            acc[place] = before[i] - acc[place]
+    done = block = slot = 0
+    for position in range(0, acc.size, chunk):
+        first = place = starts[block] + slot
+        stop = first + min(chunk, acc.size - position)
+        while place < stop:
+            marked = marks[place >> 6] >> np.uint64(place & 63)
+            if not marked:
+                place = (place | 63) + 1
+                continue
+            place += lowest_bit(marked)
+            if place < stop:
+                natural[done] = position + place - first
+                sent[done] = acc[place]
+                done += 1
+                place += 1
+        block += 1
+        if block == starts.size - 1:
+            block, slot = 0, slot + chunk
+    return done
 
 
 @compiled("void(float32[::1], float32[::1], int64[::1], float32[::1], int64[::1], float32[::1])")
