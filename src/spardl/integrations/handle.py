@@ -36,11 +36,6 @@ class SyncHandle(Uncopied):
     session: Session
 
     @property
-    def seconds_exposed(self) -> float:
-        """Seconds that training has waited for exchanges of local updates."""
-        return 0.0
-
-    @property
     def config(self) -> SyncConfig:
         """The settings in force."""
         return self.session.config
@@ -57,9 +52,7 @@ class SyncHandle(Uncopied):
             Per group and in total: entries, bytes, bits per entry, density; seconds selecting, packing, waiting and
             transferring.
         """
-        stats = self.session.stats()
-        stats.seconds_exposed = self.seconds_exposed
-        return stats
+        return self.session.stats()
 
     def observe(self, observer: Observer) -> None:
         """Call `observer` with a `StepEvent` after each step, on the communication thread."""

@@ -228,10 +228,6 @@ class LocalSync(SyncHandle):
         """The ranks that take part now, and the invitation with which others join them."""
         return company_of(self.session)
 
-    @property
-    def seconds_exposed(self) -> float:
-        return self._courier.seconds_exposed
-
     def _leave(self) -> None:
         self.flush()
         self._boundary.end()
