@@ -5,7 +5,8 @@ before it. So everything that the host has to know passes through `download`, wh
 that the device has to know through `upload`, for which nobody waits. On a CPU both are free.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,20 @@ def has_streams(device: torch.device) -> bool:
         return False
     found = torch.accelerator.current_accelerator()
     return found is not None and found.type == device.type
+
+
+@contextlib.contextmanager
+def queueing_on(stream: torch.Stream, before: torch.Stream) -> Iterator[None]:
+    """What is queued inside goes to this stream, and afterwards to the one before it again."""
+    if hasattr(stream, "__enter__"):
+        with stream:
+            yield
+        return
+    torch.accelerator.set_stream(stream)  # torch 2.6, whose streams cannot be entered
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
 
 
 def download(values: Tensor) -> NDArray[Any]:

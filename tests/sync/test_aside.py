@@ -15,21 +15,25 @@ DEVICE = torch.device("cuda", 0)  # none is there: everything that would touch i
 class Streams:
     """In the place of torch's streams: `log` is what was recorded, waited for and queued, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type["OldStream"]) -> None:
         self.log: list[str] = []
-        self.made = 0
-        self.current = Stream(self, "caller")
+        self.kind = kind
+        self.current = kind(self, "caller")
 
-    def make(self, device: torch.device) -> "Stream":
+    def make(self, device: torch.device) -> "OldStream":
         assert device == DEVICE
-        self.made += 1
-        return Stream(self, f"beside {self.made}" if self.made > 1 else "beside")
+        return self.kind(self, "beside")
+
+    def choose(self, stream: "OldStream") -> None:
+        self.current = stream
 
     def queue(self, what: str) -> None:
         self.log.append(f"{what} in {self.current.name}")
 
 
-class Stream:
+class OldStream:
+    """As in torch 2.6, whose streams cannot be entered."""
+
     def __init__(self, streams: Streams, name: str) -> None:
         self.streams, self.name = streams, name
 
@@ -40,6 +44,8 @@ class Stream:
     def wait_event(self, event: str) -> None:
         self.streams.log.append(f"{self.name} waits for {event}")
 
+
+class Stream(OldStream):
     def __enter__(self) -> None:
         self.before, self.streams.current = self.streams.current, self
 
@@ -47,12 +53,13 @@ class Stream:
         self.streams.current = self.before
 
 
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    made = Streams()
+@pytest.fixture(params=[Stream, OldStream], ids=["streams", "torch 2.6"])
+def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Streams:
+    made = Streams(request.param)
     monkeypatch.setattr(aside, "has_streams", lambda device: True)
     monkeypatch.setattr(torch, "Stream", made.make)
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: made.current)
+    monkeypatch.setattr(torch.accelerator, "set_stream", made.choose)
     return made
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from spardl.host import has_streams
+from spardl.host import has_streams, queueing_on
 
 
 class Aside:
@@ -30,7 +30,7 @@ class Aside:
             return
         self._caller = torch.accelerator.current_stream(self._device)
         self._stream.wait_event(self._caller.record_event())
-        with self._stream:
+        with queueing_on(self._stream, self._caller):
             yield
 
     def join(self) -> None:
