@@ -13,9 +13,11 @@ from torch.optim import AdamW
 
 import spardl
 from processes import on_processes
-from sharding import HOOKED, WORKERS, grid, parts, sharded, whole
+from sharding import HOOKED, WORKERS, grid, needs_fsdp2, parts, sharded, whole
 from spardl.integrations.parts import part_of
 from training import EXACT, all_equal, loss_of, mlp, sgd, train
+
+pytestmark = needs_fsdp2
 
 WAYS = {
     "local": {"update": "local"},
