@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import spardl
-from frameworks import EXACT, WAYS, as_torchrun, needs, optimizer_for, scaler_for
+from frameworks import EXACT, WAYS, as_on_devices, as_torchrun, needs, optimizer_for, scaler_for
 from training import all_equal, weights_of
 
 pytestmark = needs("transformers")
@@ -179,22 +179,6 @@ def test_a_trainer_that_has_lost_ddp_is_refused(tmp_path: Path) -> None:
 
 
 # --- FSDP2 ------------------------------------------------------------------------------------------------------------
-
-
-def as_on_devices() -> None:
-    """Accelerate takes an `fsdp_plugin` on devices only, and otherwise DDP, without a word. Here it takes it."""
-    from accelerate.state import AcceleratorState, PartialState
-    from accelerate.utils import DistributedType
-
-    usual = AcceleratorState.__init__
-
-    def begin(self: Any, *given: Any, fsdp_plugin: Any = None, **named: Any) -> None:
-        usual(self, *given, fsdp_plugin=fsdp_plugin, **named)
-        if fsdp_plugin is not None:
-            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
-            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
-
-    AcceleratorState.__init__ = begin
 
 
 def _in_parts(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
