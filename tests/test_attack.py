@@ -41,7 +41,12 @@ def test_the_table_counts_what_was_found_by_kind() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("only", "trials", "timeout"),
-    [("kill -9 in", 4, 60), ("exception", 1, 60), ("stopped for longer, in a round", 1, 6)],
+    [
+        ("kill -9 in", 2, 60),
+        ("stopped for longer, in a round", 1, 6),
+        pytest.param("kill -9 in", 8, 60, marks=pytest.mark.slow),
+        pytest.param("exception", 2, 60, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_goes_wrong_in_a_few_attacks(only: str, trials: int, timeout: int) -> None:
     """On one host and without a stop-watch, so that it can be told from a slow machine. Another seed every time."""

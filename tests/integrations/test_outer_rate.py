@@ -4,7 +4,7 @@ import torch
 from torch.optim import SGD, AdamW
 
 from spardl.config import SyncConfig
-from spardl.integrations.local import outer_rate
+from spardl.integrations.outer import outer_rate
 from spardl.update import LocalUpdates
 
 WEIGHTS = [torch.nn.Parameter(torch.zeros(1))]

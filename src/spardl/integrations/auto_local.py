@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from spardl.agreement import gather_values
 from spardl.config import SyncConfig
 from spardl.integrations.auto import chosen_then
-from spardl.integrations.local import LocalSync, change_over
+from spardl.integrations.local import LocalSync
 from spardl.integrations.model import stepped_parameters
 from spardl.planning.candidates import Candidate
 from spardl.planning.review import Review, Verdict
@@ -45,7 +45,7 @@ class AutoLocalSync(LocalSync):
         self._last = 0.0  # when the last exchange began
         chosen = self._choose(rule)
         super().__init__(model, optimizers, chosen, rule, process_group=process_group, **given)
-        self.before_exchange = self._look
+        self._courier.before = self._look
 
     def _choose(self, rule: LocalUpdates) -> SyncConfig:
         """Measure. Collective, between exchanges."""
@@ -71,9 +71,9 @@ class AutoLocalSync(LocalSync):
         medians = gather_values(self._lines.gather_texts, review.median)
         verdict = review.decide(sum(medians) / len(medians))
         if verdict is Verdict.SURVEY:
-            change_over(self, self._choose(self.rule))
+            self._courier.change_over(self._choose(self.rule))
         elif verdict is Verdict.SWITCH:
-            change_over(self, self._candidates[review.is_dense].config)
+            self._courier.change_over(self._candidates[review.is_dense].config)
 
     def state_dict(self) -> dict[str, Any]:
         """As of `LocalSync`, and what was chosen."""
@@ -87,7 +87,7 @@ class AutoLocalSync(LocalSync):
         if isinstance(settings, Mapping):
             self._settle()
             same = ranks is None or len(ranks) == self._lines.workers
-            change_over(self, chosen_then(self._asked, settings, same_ranks=same))
+            self._courier.change_over(chosen_then(self._asked, settings, same_ranks=same))
             if self._review is not None:
                 self._review.is_dense = self.config.is_dense
         super().load_state_dict(state)

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
+from spardl.config import SyncConfig
 from spardl.errors import StateError
 from spardl.kernels import Kernels
 from spardl.sync.landing import Landing
@@ -19,14 +20,19 @@ class Outer:
     and a pass over it.
     """
 
-    def __init__(self, rule: LocalUpdates, rate: float, kernels: Kernels, optimizers: Sequence[Optimizer]) -> None:
-        self.rate = rate
+    def __init__(self, rule: LocalUpdates, kernels: Kernels, optimizers: Sequence[Optimizer]) -> None:
+        self.rate = 1.0
         self.kernels = kernels
+        self._rule = rule
         self.velocities: dict[str, Tensor] = {}
         self._momentum = float(rule.outer_momentum) if rule.outer in ("momentum", "nesterov") else 0.0
         self._nesterov = rule.outer == "nesterov"
         self._signs = rule.outer == "sign"
         self._optimizers = optimizers
+
+    def follow(self, config: SyncConfig, workers: int) -> None:
+        """Exchanges are made by these settings among so many from now on."""
+        self.rate = outer_rate(self._rule, config, workers, self._optimizers)
 
     @property
     def everywhere(self) -> bool:
@@ -62,3 +68,10 @@ class Outer:
         """What `velocities` was when a state was saved, and was checked."""
         for name, velocity in self.velocities.items():
             velocity.copy_(saved[name].reshape(-1), non_blocking=True)
+
+
+def outer_rate(rule: LocalUpdates, config: SyncConfig, workers: int, optimizers: Sequence[Optimizer]) -> float:
+    """The factor of the agreed mean under these settings."""
+    adaptive_steps = not any(isinstance(each, SGD) for each in optimizers)
+    density = 1.0 if config.is_dense else config.schedule.final
+    return rule.rate(workers, density, adaptive=adaptive_steps)
