@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed import TCPStore
 
-from spardl import kernels
+from spardl import _torch_private, kernels
 
 HOST = "127.0.0.1"
 
@@ -62,7 +62,9 @@ def _enter(
     torch.save(outcome, Path(folder) / f"{rank}.pt")
     with contextlib.suppress(Exception):
         if outcome[0] == "returned":
+            kept = _torch_private.gloo_behind(dist.group.WORLD)
             dist.destroy_process_group()
+            del kept
 
 
 def _store(rank: int, listener: socket.socket) -> TCPStore:
