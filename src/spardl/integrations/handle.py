@@ -34,7 +34,11 @@ class SyncHandle(Uncopied):
     """Statistics, state and the end of one model's synchronisation. Front ends derive from it."""
 
     session: Session
-    seconds_exposed = 0.0  # that training has waited for exchanges, of local updates
+
+    @property
+    def seconds_exposed(self) -> float:
+        """Seconds that training has waited for exchanges of local updates."""
+        return 0.0
 
     @property
     def config(self) -> SyncConfig:
@@ -53,7 +57,9 @@ class SyncHandle(Uncopied):
             Per group and in total: entries, bytes, bits per entry, density; seconds selecting, packing, waiting and
             transferring.
         """
-        return self.session.stats()
+        stats = self.session.stats()
+        stats.seconds_exposed = self.seconds_exposed
+        return stats
 
     def observe(self, observer: Observer) -> None:
         """Call `observer` with a `StepEvent` after each step, on the communication thread."""

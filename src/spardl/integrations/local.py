@@ -38,7 +38,6 @@ from spardl.integrations.parts import gather_anew, mesh_of, part_of
 from spardl.integrations.passing import PassingDDP
 from spardl.integrations.replica import Replica
 from spardl.kernels import for_device
-from spardl.metrics import SyncStats
 from spardl.sync.community import Company, company_of, join
 from spardl.sync.landing import Landing
 from spardl.sync.session import Session, shared_settings
@@ -229,10 +228,9 @@ class LocalSync(SyncHandle):
         """The ranks that take part now, and the invitation with which others join them."""
         return company_of(self.session)
 
-    def stats(self) -> SyncStats:
-        stats = super().stats()
-        stats.seconds_exposed = self._courier.seconds_exposed
-        return stats
+    @property
+    def seconds_exposed(self) -> float:
+        return self._courier.seconds_exposed
 
     def _leave(self) -> None:
         self.flush()
