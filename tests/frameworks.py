@@ -44,6 +44,22 @@ def _with_variables(rank: int, workers: int, function: Callable[..., Any], *argu
     return function(rank, workers, *arguments)
 
 
+def as_on_devices() -> None:
+    """Accelerate takes an `fsdp_plugin` on devices only, and otherwise DDP, without a word. Here it takes it."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    usual = AcceleratorState.__init__
+
+    def begin(self: Any, *given: Any, fsdp_plugin: Any = None, **named: Any) -> None:
+        usual(self, *given, fsdp_plugin=fsdp_plugin, **named)
+        if fsdp_plugin is not None:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = begin
+
+
 def scaler_for(update: str, rank: int) -> torch.amp.GradScaler:
     """A scaler for half precision on a CPU, which frameworks make on GPUs only.
 

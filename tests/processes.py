@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import os
 import socket
 import tempfile
 import time
@@ -16,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed import TCPStore
 
-from spardl import kernels
+from spardl import _torch_private, kernels
 
 HOST = "127.0.0.1"
 
@@ -61,16 +62,19 @@ def _enter(
     torch.save(outcome, Path(folder) / f"{rank}.pt")
     with contextlib.suppress(Exception):
         if outcome[0] == "returned":
+            kept = _torch_private.gloo_behind(dist.group.WORLD)
             dist.destroy_process_group()
+            del kept
 
 
 def _store(rank: int, listener: socket.socket) -> TCPStore:
     """Rank 0 keeps it, at a socket that has listened since before there were ranks: nobody else can take the port."""
-    port = listener.getsockname()[1]
+    port, uv = listener.getsockname()[1], os.environ.get("USE_LIBUV", "1") == "1"  # as torch's own rendezvous has it
     if rank == 0:
-        return TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        taken = listener.detach()
+        return TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=taken, use_libuv=uv)
     listener.close()
-    return TCPStore(HOST, port, is_master=False)
+    return TCPStore(HOST, port, is_master=False, use_libuv=uv)
 
 
 def _outcome(path: Path) -> tuple[str, Any]:

@@ -135,6 +135,7 @@ def test_a_setting_with_a_value_in_the_documents_is_one() -> None:
     others = {"commit", "dense", "by_blocks", "choices"}  # of a session, and of who writes a method
     # Of Lightning, Accelerate and the Trainer, on their pages.
     others |= {"strategy", "precision", "ckpt_path", "mixed_precision", "save_only_model", "ddp_find_unused_parameters"}
+    others |= {"fsdp", "fsdp_config", "parallelism_config"}
     for page in PAGES:
         for code in pieces_of_code(page):
             found = re.match(r"([a-z_]+)=", code)

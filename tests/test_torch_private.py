@@ -136,6 +136,15 @@ def test_without_the_names_groups_are_made_by_torch(name: str) -> None:
     assert on_processes(2, hidden, name) == [(["rank 0", "rank 1"], 2.0, "ProcessGroup")] * 2
 
 
+def test_the_gloo_behind_a_group_is_found_and_nothing_where_there_is_none() -> None:
+    assert on_processes(1, gloo_kinds) == [["ProcessGroupGloo", "NoneType", "NoneType"]]
+
+
+def gloo_kinds(rank: int, workers: int) -> list[str]:
+    found = map(_torch_private.gloo_behind, (dist.group.WORLD, _torch_private.gloo_behind(dist.group.WORLD), None))
+    return [type(each).__name__ for each in found]
+
+
 def test_a_step_that_a_checkpoint_rehearses_is_told_from_one_of_training() -> None:
     """Moments are made by a step with zeros; it comes before the first real one."""
     model = nn.Linear(2, 2)

@@ -49,6 +49,20 @@ def gloo_devices() -> list[Any]:
         return []
 
 
+def gloo_behind(group: Any) -> Any:
+    """The gloo of a process group, to be kept until the group is gone, and then let go.
+
+    torch 2.6 ends a group, and with it gloo's threads, while it holds Python's lock; one of these may just be waiting
+    for that lock, to free the last tensor, and then both wait for ever. What is returned here ends without the lock.
+
+    `ProcessGroup._get_backend`, seen in torch 2.6 and 2.13. None where it is missing, and where a group has no gloo.
+    """
+    try:
+        return group._get_backend(torch.device("cpu"))
+    except (RuntimeError, AttributeError):
+        return None
+
+
 def gloo_group(store: Store, rank: int, size: int, *, devices: list[Any], threads: int, timeout: timedelta) -> Any:
     """A group of gloo's on devices that exist already; `dist.new_group` would make one. Collective.
 

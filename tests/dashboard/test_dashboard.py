@@ -140,11 +140,23 @@ def test_a_browser_draws_curves_groups_and_ranks(tmp_path: Path) -> None:
     board.history.groups([GroupStats("layer4.* <b>", 1000, steps=3, bytes_sent=120).to_dict()])
     board.export(tmp_path / "run.html")
     drawn = in_a_browser(tmp_path / "run.html")
-    assert "All 3 ranks took part in step 2." in drawn
+    assert "All 3 ranks took part in the last step." in drawn
     assert len(re.findall(r"<path d=.M[0-9. L]+", drawn)) == 4  # loss, seconds, bytes, density
     assert len(re.findall(r"<rect x=", drawn)) == 2
+    assert ">sent per step: <" in drawn and ">0 B</text>" in drawn  # amounts begin at nothing
     assert "layer4.* &lt;b&gt;: 1 ms to 4 ms" in drawn and "<b>:" not in drawn
     assert len(re.findall(r'class="fine"', drawn)) == 3
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_one_slow_step_does_not_flatten_the_others(tmp_path: Path) -> None:
+    """The axis ends a little above what is usual, and the caption says how long the slow one took."""
+    board = Dashboard("a run")
+    for step in range(100):
+        board.history.step(dataclasses.replace(event(step), seconds=30.0 if step == 50 else 0.01 + 1e-4 * step))
+    board.export(tmp_path / "run.html")
+    drawn = in_a_browser(tmp_path / "run.html")
+    assert "(at most 30 s)" in drawn and ">10 ms</text>" in drawn and ">10 s</text>" not in drawn
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")

@@ -11,7 +11,18 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import spardl
-from frameworks import EXACT, WAYS, Samples, as_torchrun, loss_on, needs, optimizer_for, scaler_for, start_loss
+from frameworks import (
+    EXACT,
+    WAYS,
+    Samples,
+    as_on_devices,
+    as_torchrun,
+    loss_on,
+    needs,
+    optimizer_for,
+    scaler_for,
+    start_loss,
+)
 from training import all_equal, mlp, weights_of
 
 pytestmark = needs("accelerate")
@@ -26,7 +37,7 @@ def imported() -> None:
 class Run:
     """A loop as Accelerate's users write it."""
 
-    def __init__(self, update: str, optimizer: str, precision: str = "fp32") -> None:
+    def __init__(self, update: str, optimizer: str, precision: str = "fp32", **how: Any) -> None:
         from accelerate import Accelerator
         from accelerate.utils import DataLoaderConfiguration, set_seed
 
@@ -37,7 +48,7 @@ class Run:
         order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1)
         mixed = "no" if precision == "fp32" else precision
         accelerator = Accelerator(
-            cpu=True, gradient_accumulation_steps=2, dataloader_config=order, mixed_precision=mixed
+            cpu=True, gradient_accumulation_steps=2, dataloader_config=order, mixed_precision=mixed, **how
         )
         if precision == "fp16":  # as on a GPU
             accelerator.native_amp, accelerator.scaler = True, scaler_for(update, accelerator.process_index)
@@ -166,3 +177,44 @@ def _unprepared(rank: int, workers: int) -> str:
 
 def test_a_model_that_was_not_prepared_is_refused() -> None:
     assert all("accelerator.prepare()" in told for told in as_torchrun(2, _unprepared))
+
+
+def _in_parts(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
+    """Two replicas in two parts each, whole and resumed."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    from spardl.integrations.hybrid import SparseReplicas
+
+    def begin() -> Run:
+        AcceleratorState._reset_state(True)
+        replicas = SparseReplicas(dp_replicate_size=2, dp_shard_size=2)
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
+        return Run("local", "adamw", fsdp_plugin=plugin, parallelism_config=replicas)
+
+    def weights(run: Run) -> torch.Tensor:
+        return torch.cat([each.full_tensor().detach().flatten() for each in run.model.parameters()])
+
+    as_on_devices()
+    whole = begin()
+    whole.train(0, 1)
+    with whole.sync.shared():
+        whole.accelerator.save_state(folder)
+    whole.accelerator.wait_for_everyone()
+    whole.train(2)
+    whole.sync.flush()
+    resumed = begin()
+    resumed.train(7)
+    resumed.accelerator.load_state(folder)
+    resumed.train(2)
+    resumed.sync.flush()
+    return weights(whole), weights(resumed), whole.sync.session.transport.workers
+
+
+@pytest.mark.slow
+def test_fsdp2_between_replicas_is_saved_and_resumed_by_the_accelerator(tmp_path: Path) -> None:
+    """Bit for bit on every rank, and all of them end with one model."""
+    ranks = as_torchrun(4, _in_parts, tmp_path)
+    assert all_equal(whole for whole, *_ in ranks)
+    for whole, resumed, replicas in ranks:
+        assert torch.equal(whole, resumed) and replicas == 2

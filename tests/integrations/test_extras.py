@@ -6,7 +6,7 @@ import sys
 
 WITHOUT = """
 import importlib, importlib.util, sys
-ADAPTERS = {"lightning": "lightning", "accelerate": "accelerate", "hf": "transformers"}
+ADAPTERS = {"lightning": "lightning", "accelerate": "accelerate", "hybrid": "accelerate", "hf": "transformers"}
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name in ADAPTERS.values() else found(name, *rest)
 import spardl, spardl.integrations.attach
@@ -24,4 +24,4 @@ def test_a_missing_framework_is_named_with_the_command_that_brings_it() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     told = done.stdout.splitlines()
     commands = [sentence.rpartition(": ")[2] for sentence in told]
-    assert commands == ["pip install lightning", "pip install accelerate", "pip install transformers"]
+    assert commands == [f"pip install {name}" for name in ("lightning", "accelerate", "accelerate", "transformers")]

@@ -13,9 +13,11 @@ from torch.optim import AdamW
 
 import spardl
 from processes import on_processes
-from sharding import HOOKED, WORKERS, grid, parts, sharded, whole
+from sharding import HOOKED, WORKERS, grid, needs_fsdp2, parts, sharded, whole
 from spardl.integrations.parts import part_of
 from training import EXACT, all_equal, loss_of, mlp, sgd, train
+
+pytestmark = needs_fsdp2
 
 WAYS = {
     "local": {"update": "local"},
@@ -178,6 +180,47 @@ def test_in_backward_a_module_that_is_not_finite_in_one_part_is_left_out_by_all(
         assert len(texts) == 1 and ("this rank's gradients of '0'" if rank == 1 else "some rank's") in texts[0]
 
 
+# --- what observers see in backward -----------------------------------------------------------------------------------
+
+
+def _observe(rank, workers):
+    """Three steps, of which in the second one module of rank 1 is not finite; then one without the first layer."""
+    model, optimizer, sync = started(grid(), when="backward", density=spardl.DensitySchedule(0.1, 0.5, 2))
+    events, board = [], sync.dashboard()
+    sync.observe(events.append)
+    usual, broken = sync._hook("0"), []
+
+    def sometimes(gradients):
+        if rank == 1 and broken:
+            gradients[3] = torch.nan
+        usual(gradients)
+
+    model[0].set_all_reduce_hook(sometimes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", spardl.SparDLWarning)
+        for step in range(3):
+            broken[:] = [True] if step == 1 else []
+            train(model, optimizer, [step])
+    inner = torch.randn(4, model[2].in_features).requires_grad_()
+    model[2](inner).sum().backward()
+    seen = board.history.snapshot()
+    board.close()
+    state = sync.state_dict()
+    return events, sync.stats().total.bytes_sent, list(sync._sizes), seen["steps"], state["passes"]
+
+
+@pytest.mark.skipif(not HOOKED, reason="this torch has no hook inside backward")
+def test_in_backward_observers_are_told_of_a_step_per_pass():
+    """Of all modules together, also if backward leaves one out; the dashboard counts the same steps."""
+    for events, sent, modules, shown, passes in on_processes(WORKERS, _observe):
+        assert [event.step for event in events] == [0, 1, 2, 3] and shown == passes == 4
+        assert [event.counted for event in events] == [True, False, True, True]
+        assert [event.groups for event in events] == [len(modules)] * 3 + [1]
+        assert sum(event.bytes_sent for event in events) == sent
+        assert [span.group for span in events[0].spans] == modules[::-1]
+        assert events[0].density > events[2].density > 0
+
+
 # --- a rank that dies -------------------------------------------------------------------------------------------------
 
 
@@ -337,13 +380,13 @@ def test_an_adaptive_density_is_the_same_in_all_parts():
 def _resume(rank, workers, cases):
     mesh, found = grid(), []
     for make, gathered, settings in cases:
-        model, optimizer, sync = started(mesh, make, density=0.05, **settings)
+        model, optimizer, sync = started(mesh, make, **{"density": 0.05, **settings})
         train(model, optimizer, range(4))
         state = sync.gathered_state_dict() if gathered else sync.state_dict()
         saved = copy.deepcopy([state, model.state_dict(), optimizer.state_dict()])
         train(model, optimizer, range(4, 8))
         uninterrupted = parts(model)
-        model, optimizer, sync = started(mesh, make, density=0.05, **settings)
+        model, optimizer, sync = started(mesh, make, **{"density": 0.05, **settings})
         train(model, optimizer, range(20, 22))
         model.load_state_dict(saved[1])
         optimizer.load_state_dict(saved[2])
@@ -357,7 +400,8 @@ def test_resuming_equals_not_having_stopped_bit_for_bit():
     """Weights, from one state per rank or from one for all ranks with the same part."""
     cases = [(adamw, True, {"update": "local", "delay": 1}), (heavy, False, {})]
     if HOOKED:
-        cases.append((sgd, False, {"when": "backward", "method": "exdyna"}))
+        falling = spardl.DensitySchedule(0.05, 0.5, 6)
+        cases.append((sgd, False, {"when": "backward", "method": "exdyna", "density": falling}))
     for found in on_processes(WORKERS, _resume, cases):
         for (uninterrupted, resumed), case in zip(found, cases, strict=True):
             assert torch.equal(uninterrupted, resumed), case

@@ -4,13 +4,14 @@ import importlib
 import logging
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import spardl
-from frameworks import EXACT, WAYS, as_torchrun, needs, optimizer_for, scaler_for
+from frameworks import EXACT, WAYS, as_on_devices, as_torchrun, needs, optimizer_for, scaler_for
 from training import all_equal, weights_of
 
 pytestmark = needs("transformers")
@@ -35,11 +36,8 @@ def counting(count: int = 64) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
-def parts(folder: Path, update: str, optimizer: str, precision: str = "fp32", **how: Any) -> tuple[Any, Any]:
-    """A trainer, and our callback."""
-    from transformers import Trainer, TrainingArguments
-
-    from spardl.integrations.hf import SparseSyncCallback
+def arguments(folder: Path, precision: str = "fp32", **how: Any) -> Any:
+    from transformers import TrainingArguments
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=spardl.SparDLWarning)
@@ -47,7 +45,16 @@ def parts(folder: Path, update: str, optimizer: str, precision: str = "fp32", **
     usual |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
     usual |= {"per_device_train_batch_size": 4, "max_steps": 12, "data_seed": 3, "dataloader_pin_memory": False}
     usual |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
-    args = TrainingArguments(output_dir=str(folder), **{**usual, **how})
+    return TrainingArguments(output_dir=str(folder), **{**usual, **how})
+
+
+def parts(folder: Path, update: str, optimizer: str, precision: str = "fp32", **how: Any) -> tuple[Any, Any]:
+    """A trainer, and our callback."""
+    from transformers import Trainer
+
+    from spardl.integrations.hf import SparseSyncCallback
+
+    args = arguments(folder, precision, **how)
     model = tiny()
     made = optimizer_for(model, optimizer)
     trainer = Trainer(
@@ -169,3 +176,58 @@ def _evaluated_first(rank: int, workers: int, folder: Path) -> str:
 def test_a_trainer_that_has_lost_ddp_is_refused(tmp_path: Path) -> None:
     """`evaluate()` before `train()` prepares the model without DDP, and `train()` then leaves it so."""
     assert all("evaluate() before train()" in told for told in as_torchrun(2, _evaluated_first, tmp_path))
+
+
+# --- FSDP2 ------------------------------------------------------------------------------------------------------------
+
+
+def _in_parts(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
+    """Two replicas in two parts each, whole and resumed."""
+    from accelerate.state import AcceleratorState
+    from transformers import Trainer
+
+    from spardl.integrations.hf import SparseSyncCallback
+    from spardl.integrations.hybrid import SparseReplicas
+
+    as_on_devices()
+    every = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "steps", "eval_steps": 5}
+    wrap = {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}
+    found = []
+    for resumed in (None, str(folder / "checkpoint-5")):
+        AcceleratorState._reset_state(True)
+        replicas = SparseReplicas(dp_replicate_size=2, dp_shard_size=2)
+        args = arguments(folder, fsdp=True, fsdp_config=wrap, parallelism_config=replicas, learning_rate=1e-2, **every)
+        trainer = Trainer(model=tiny(), args=args, train_dataset=counting(), eval_dataset=counting(8))
+        callback = SparseSyncCallback(trainer, **EXACT)
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=resumed)
+        losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]
+        found.append(torch.cat([each.full_tensor().detach().flatten() for each in trainer.model.parameters()]))
+    mesh = next(iter(trainer.model.parameters())).device_mesh
+    return *found, losses, mesh.ndim, callback.sync.session.transport.workers, callback.sync.stats().total.density
+
+
+def test_fsdp2_is_dense_within_replicas_and_sparse_between_them_and_resumes_exactly(tmp_path: Path) -> None:
+    """All ranks end with one model, the same whether the run was stopped or not."""
+    ranks = as_torchrun(4, _in_parts, tmp_path)
+    assert all_equal(whole for whole, *_ in ranks)
+    for whole, resumed, losses, dimensions, replicas, density in ranks:
+        assert torch.equal(whole, resumed)
+        assert losses[-1] < losses[0]
+        assert (dimensions, replicas) == (1, 2) and density < 0.1
+
+
+def test_fsdp2_without_replicas_of_ours_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import ParallelismConfig
+
+    from spardl.integrations import hybrid
+
+    monkeypatch.setattr(hybrid, "is_fsdp", lambda module: True)
+    both = ParallelismConfig(dp_replicate_size=2, dp_shard_size=3)
+    for config, told in (
+        (both, r"SparseReplicas\(dp_replicate_size=2, dp_shard_size=3\)"),
+        (None, "over all 6 processes"),
+    ):
+        prepared = SimpleNamespace(parallelism_config=config, num_processes=6)
+        with pytest.raises(spardl.ConfigError, match=told):
+            hybrid.replicas_of(prepared, torch.nn.Linear(2, 2))

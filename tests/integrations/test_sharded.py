@@ -15,11 +15,11 @@ from torch.optim import AdamW
 
 import spardl
 from processes import on_processes
-from sharding import HOOKED, parts, sharded, whole
+from sharding import HOOKED, needs_fsdp2, parts, sharded, whole
 from training import EXACT, mlp, sgd, train
 
 # What its fixture starts is started once, not once per process that runs tests.
-pytestmark = pytest.mark.xdist_group("sharded")
+pytestmark = [pytest.mark.xdist_group("sharded"), needs_fsdp2]
 
 SETTINGS = {
     "local": {"update": "local", "delay": 1, "outer": "nesterov", "outer_rate": 0.5},

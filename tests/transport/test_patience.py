@@ -1,5 +1,6 @@
 """Libraries that know no deadline get one; a store that does not answer is told by whose it is and what it does."""
 
+import os
 import socket
 import threading
 
@@ -55,7 +56,8 @@ def test_the_store_of_a_launcher_is_no_ranks(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_server_behind_a_store_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    uv = os.environ.get("USE_LIBUV", "1") == "1"
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, use_libuv=uv)
     assert f"127.0.0.1:{port}, did not answer" in str(
         store_is_silent(PrefixStore("a", PrefixStore("b", store)), 1, 3.0)
     )

@@ -75,7 +75,7 @@ class Board(Quiet):
         connect(self.page, sync)
 
     def begin(self, outline: Outline) -> None:
-        facts = {"recipe": outline.recipe, "way": outline.way, "epochs": str(outline.epochs)}
+        facts = {"recipe": outline.recipe, "method": outline.way, "epochs": str(outline.epochs)}
         self.page.history.describe(f"{outline.recipe}, {outline.way}", outline.workers, facts)
         self._samples_per_step = outline.samples_per_step
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from spardl import _torch_private
 from spardl.errors import ConfigError, StateError
 from spardl.extras import require
 from spardl.integrations import rank_files
@@ -20,6 +21,7 @@ from spardl.integrations.attach import attach as attach_to
 from spardl.integrations.handle import SyncHandle
 from spardl.integrations.local import LocalSync
 from spardl.integrations.model import plain_module
+from spardl.integrations.parts import is_fsdp
 from spardl.update import LocalUpdates
 
 require("accelerate", "spardl.integrations.accelerate needs Accelerate")
@@ -39,7 +41,8 @@ def attach(
     """Synchronise a prepared model sparsely from now on. Collective: every rank calls it, once, in the same way.
 
     `accelerator.save_state` then writes each rank's state beside its random state, and the shared weights as the
-    model's; `accelerator.load_state` goes on exactly.
+    model's; `accelerator.load_state` goes on exactly. A model of FSDP2, prepared with a `hybrid.SparseReplicas`, is
+    saved before anybody is asked: save it in `with sync.shared():`.
 
     Args:
         accelerator: the one that has prepared both.
@@ -48,14 +51,19 @@ def attach(
         update: "local" (default) or "gradients", as for `spardl.attach`.
         settings: what else `spardl.attach` takes.
     """
-    if not isinstance(model, DistributedDataParallel) and accelerator.num_processes > 1:
+    where: dict[str, Any] = {}
+    if is_fsdp(_torch_private.uncompiled(model)):
+        from spardl.integrations.hybrid import replicas_of  # an older Accelerate has no such thing
+
+        where["replicate"] = replicas_of(accelerator, model)
+    elif not isinstance(model, DistributedDataParallel) and accelerator.num_processes > 1:
         raise ConfigError(
             f"this model is a {type(model).__name__}, not yet prepared for {accelerator.num_processes} processes; give"
             " what accelerator.prepare() has returned."
         )
     prepared = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
     plain = [each.optimizer if isinstance(each, AcceleratedOptimizer) else each for each in prepared]
-    sync = attach_to(model, optimizer=plain, update=update, scaler=accelerator.scaler, **settings)
+    sync = attach_to(model, optimizer=plain, update=update, scaler=accelerator.scaler, **where, **settings)
     keep_with(accelerator, model, sync)
     return sync
 
@@ -84,8 +92,8 @@ class AcceleratedState:
                 weights[index] = copy.deepcopy(models[index].state_dict())
 
     def note_folder(self, models: Sequence[nn.Module], folder: str) -> None:
-        """Before anything is loaded."""
-        self._folder, self._stem = folder, _stem(self._index(models))
+        """Before anything is loaded; of FSDP2, which has one model, Accelerate names none."""
+        self._folder, self._stem = folder, _stem(self._index(models) if models else 0)
 
     def state_dict(self) -> dict[str, Any]:
         """What is in the file that rank 0 writes for all: nothing."""

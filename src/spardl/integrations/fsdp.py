@@ -5,13 +5,18 @@ a module's flat shard, in the middle of backward: here it is averaged between re
 mesh of two dimensions comes before the hook, so such a model is refused.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from spardl import _torch_private
+from spardl.choices import is_count
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError, StateError
 from spardl.host import holds
@@ -20,8 +25,10 @@ from spardl.integrations.handle import SyncHandle
 from spardl.integrations.model import facts_of
 from spardl.integrations.parts import gather_anew, mesh_of
 from spardl.integrations.refusals import Refusals
+from spardl.metrics import StepEvent
 from spardl.sync.plan import Member
-from spardl.sync.session import Session
+from spardl.sync.session import Session, spans_of, tell
+from spardl.sync.state import SAME
 from spardl.transport.torchdist import Group
 
 REFUSED = (
@@ -33,13 +40,25 @@ REFUSED_OFTEN = (
 )
 
 
+@dataclass(slots=True)
+class _Pass:
+    """One backward pass, from its first module's gradients on: what a step is to observers."""
+
+    bytes_before: int
+    entries_before: int
+    opened: float = field(default_factory=time.perf_counter)
+    names: set[str] = field(default_factory=set)
+    counted: bool = True
+
+
 class BackwardSync(SyncHandle):
     """What `attach(..., when="backward")` returns for FSDP2.
 
     Making one is collective, and gives all replicas the weights of the first.
 
-    Each sharded module is a group of its own and counts by itself; momentum stays in the optimizer, behind the
-    selection. While micro-batches are accumulated, `set_requires_gradient_sync(False)` keeps the hook from running.
+    Each sharded module is a group of its own and counts by itself; a backward pass is a step to observers and to
+    densities that change. Momentum stays in the optimizer, behind the selection. While micro-batches are accumulated,
+    `set_requires_gradient_sync(False)` keeps the hook from running.
 
     Args:
         model: of `fully_shard`ed modules.
@@ -84,6 +103,8 @@ class BackwardSync(SyncHandle):
         ranks.begin_alike(model, self.session.transport)
         self._scaled = scaler is not None and scaler.is_enabled()
         self._refusals = Refusals(REFUSED, REFUSED_OFTEN)
+        self._passes = 0  # that are over
+        self._pass: _Pass | None = None
         for name, module in modules.items():
             module.set_all_reduce_hook(self._hook(name))
 
@@ -96,14 +117,69 @@ class BackwardSync(SyncHandle):
                     ' when="step", or update="local".'
                 )
             own = torch.isfinite(gradients).all()
-            counted = self.session.reduce(name, gradients)
+            under_way = self._opened_for(name)
+            counted = self.session.reduce(name, gradients, step=self._passes)
+            under_way.counted &= counted
             if not counted and not self._scaled:
                 gradients.zero_()
             if not self._scaled:
                 mine = f"this rank's gradients of {name!r} were"
                 self._refusals.note(counted, lambda: "some rank's gradients were" if holds(own) else mine)
+            if under_way.names == self._sizes.keys():
+                self._end_pass()
 
         return reduce
+
+    # --- what a step is ---------------------------------------------------------------------------------------------
+
+    def _opened_for(self, name: str) -> _Pass:
+        """The pass that this module is part of. One is over with its last module, or with backward if that leaves some
+        out; a module that comes again is of the next."""
+        if self._pass is not None and name in self._pass.names:
+            self._end_pass()
+        if self._pass is None:
+            self._pass = _Pass(self.session.transport.traffic.bytes_sent, self._entries())
+            _torch_private.after_backward(self._end_pass)
+        self._pass.names.add(name)
+        return self._pass
+
+    def _end_pass(self) -> None:
+        """Tell observers of the pass under way, if there is one."""
+        over, self._pass = self._pass, None
+        if over is None:
+            return
+        groups = [each for each in self.session.sync.groups if over.names & each.offsets.keys()]
+        event = StepEvent(
+            step=self._passes,
+            seconds=time.perf_counter() - over.opened,
+            counted=over.counted,
+            groups=len(groups),
+            elements=sum(self._sizes[name] for name in over.names),
+            entries=self._entries() - over.entries_before,
+            bytes_sent=self.session.transport.traffic.bytes_sent - over.bytes_before,
+            spans=spans_of(groups, over.opened) if self.session.observers else (),
+        )
+        self._passes += 1
+        tell(self.session, event)
+
+    def _entries(self) -> int:
+        return sum(each.stats.entries for each in self.session.sync.groups)
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        super()._settle()
+        self._end_pass()
+
+    def _extras(self) -> dict[str, Any]:
+        return {"passes": self._passes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        passes = state.get("passes", 0)
+        if not is_count(passes):
+            raise StateError(f"this state was saved after {passes!r} backward passes, which cannot be; {SAME}")
+        super().load_state_dict(state)
+        self._passes = passes
 
 
 def sharded_modules(model: nn.Module) -> dict[str, FSDPModule]:

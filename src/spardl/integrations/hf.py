@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from spardl import _torch_private
 from spardl.errors import CheckpointError, ConfigError
 from spardl.extras import require
 from spardl.integrations import rank_files
 from spardl.integrations.attach import attach
 from spardl.integrations.figures import figures
 from spardl.integrations.handle import SyncHandle
+from spardl.integrations.parts import is_fsdp
 from spardl.update import LocalUpdates
 
 require("transformers", "spardl.integrations.hf needs Transformers")
@@ -31,7 +35,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 class SparseSyncCallback(TrainerCallback):
     """Synchronises what this trainer trains, sparsely.
 
-    It attaches when training begins, to the model as DDP has wrapped it and to the optimizer inside the accelerator's.
+    It attaches when training begins, to the model as DDP or FSDP2 has wrapped it and to the optimizer inside the
+    accelerator's. Under FSDP2, `hybrid.SparseReplicas` says which processes are replicas of each other.
     With local updates, evaluation and the model files in checkpoints have the shared weights, and after `train` all
     ranks hold the same model. Each rank writes its state into the checkpoint folder, beside its random state; a run
     that resumes goes on exactly.
@@ -68,18 +73,21 @@ class SparseSyncCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model = self._trainer.model_wrapped
-        if not isinstance(model, DistributedDataParallel):
+        where: dict[str, Any] = {}
+        if is_fsdp(_torch_private.uncompiled(model)):
+            where["replicate"] = _replicas(self._trainer.accelerator, model)
+        elif not isinstance(model, DistributedDataParallel):
             workers = dist.get_world_size() if dist.is_initialized() else 1
             raise ConfigError(
-                f"SparseSyncCallback works under DDP, and this model is a {type(model).__name__} in a run of {workers}"
-                " process(es); start two or more with torchrun, without FSDP or DeepSpeed, and no"
+                f"SparseSyncCallback works under DDP or FSDP2, and this model is a {type(model).__name__} in a run of"
+                f" {workers} process(es); start two or more with torchrun, without DeepSpeed, and no"
                 " evaluate() before train(), after which the Trainer does not wrap the model."
             )
         if self.sync is not None:
             self.sync.detach()
         optimizer = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer)
         scaler = self._trainer.accelerator.scaler
-        self.sync = attach(model, optimizer=optimizer, scaler=scaler, **self._settings)
+        self.sync = attach(model, optimizer=optimizer, scaler=scaler, **where, **self._settings)
         if state.global_step:
             rank_files.load(self.sync, self._resumed_folder(args, state))
         self._show(args.eval_on_start)
@@ -132,6 +140,12 @@ class SparseSyncCallback(TrainerCallback):
                 " from; give SparseSyncCallback(trainer, resume_from=...) the folder that train() was given."
             )
         return folder
+
+
+def _replicas(accelerator: Any, model: nn.Module) -> DeviceMesh | None:
+    from spardl.integrations.hybrid import replicas_of  # an older Accelerate, which has no such thing, does without
+
+    return replicas_of(accelerator, model)
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

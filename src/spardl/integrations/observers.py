@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spardl.sync.worker import Worker
 
 GROUPS_EVERY_S = 0.5  # seconds from one look at all groups to the next
+FEW = 8  # groups that are looked at after every step
 
 
 class Writer(Protocol):
@@ -77,7 +78,7 @@ def connect(board: Dashboard, sync: "SyncHandle") -> None:
         if session.seconds_exposed:
             board.history.log(event.step, {"exposed seconds": session.seconds_exposed - waited})
             waited = session.seconds_exposed
-        if event.step == 0 or time.monotonic() - looked > GROUPS_EVERY_S:
+        if event.groups <= FEW or event.step == 0 or time.monotonic() - looked > GROUPS_EVERY_S:
             looked = time.monotonic()
             board.history.groups([group.to_dict() for group in session.sync.stats().groups])
 

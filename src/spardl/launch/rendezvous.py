@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from spardl import _torch_private
 from spardl.errors import AbsentPeer, ConfigError, PeerError, SparDLError
 from spardl.launch.place import Place
 from spardl.transport.failures import collective
@@ -44,7 +45,9 @@ def process_group(place: Place, timeout: float) -> Iterator[None]:
             raise _lost(place, timeout, began, _gist(str(error))) from error
         raise
     gc.collect()  # models and hooks refer to each other, and to groups whose threads should end here
+    kept = _torch_private.gloo_behind(dist.group.WORLD)
     dist.destroy_process_group()
+    del kept
 
 
 def _make_group(store: Store, place: Place, timeout: float) -> None:

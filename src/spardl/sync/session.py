@@ -284,17 +284,19 @@ class Session:
             start_groups(self, step)
         return self.worker.run(lambda: self._finish(step, first, after), deferred=deferred)
 
-    def reduce(self, name: str, tensor: Tensor) -> bool:
+    def reduce(self, name: str, tensor: Tensor, *, step: int | None = None) -> bool:
         """Average one flat tensor over all ranks, in place, and wait. Returns whether all ranks' values were finite.
 
-        With commit="group" its group, which has no other member, is committed alone.
+        With commit="group" its group, which has no other member, is committed alone, and no observer is told: whoever
+        knows what makes a step of several such groups does that (`tell`). `step` is then the number of the step, by
+        which densities go; default: how often this group was reduced so far.
         """
         if self.commit == "step":
             self.submit(name, tensor)
             return self.close().result()
         group = self.sync.group_with(name)
         assert group is not None and len(group.offsets) == 1, f"{name!r} is not a group of its own"
-        return self.worker.run(lambda: self.worker.reduce(group, tensor)).result()
+        return self.worker.run(lambda: self.worker.reduce(group, tensor, step)).result()
 
     def _finish(self, step: _Step, first: Callable[[], None] | None, after: Callable[[bool], None] | None) -> bool:
         groups = self.sync.groups
@@ -389,12 +391,17 @@ def conclude(session: Session, step: _Step, after: Callable[[bool], None] | None
         bytes_sent=session.transport.traffic.bytes_sent - step.bytes_before,
         spans=spans_of(groups, step.opened) if session.observers else (),
     )
-    session.events.append(event)
-    for observer in list(session.observers):
-        observer(event)
+    tell(session, event)
     if after is not None:
         after(fine)
     return fine
+
+
+def tell(session: Session, event: StepEvent) -> None:
+    """Remember a step that is over, and let observers know of it."""
+    session.events.append(event)
+    for observer in list(session.observers):
+        observer(event)
 
 
 def start_groups(session: Session, step: _Step) -> None:

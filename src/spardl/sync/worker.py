@@ -217,9 +217,11 @@ class Worker:
         self.aside.join()
         return counts
 
-    def reduce(self, group: Group, tensor: Tensor) -> bool:
-        """One group's whole step, with steps counted by the group; commit it alone. To be called in a job."""
-        terms = Terms(step=group.stats.steps + group.stats.skipped, lazily=self.is_lazy)
+    def reduce(self, group: Group, tensor: Tensor, step: int | None = None) -> bool:
+        """One group's whole step, with steps counted by the group or by the caller; commit it alone. To be called in a
+        job."""
+        number = group.stats.steps + group.stats.skipped if step is None else step
+        terms = Terms(step=number, lazily=self.is_lazy)
         self._whole(group, [Part(name, tensor) for name in group.offsets], terms)
         self.complete()
         return self.finish(torch.nan)

@@ -148,9 +148,11 @@ class TorchTransport:
     def leave(self) -> None:
         """The same, but for the watch, which another transport goes on with."""
         # One that torch made for us it also keeps; with the default group all of them have ended.
+        kept = _torch_private.gloo_behind(self._group)
         if isinstance(self._group, dist.ProcessGroup) and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
+        del kept
 
     def _check_open(self) -> None:
         if self._group is None:
