@@ -101,6 +101,7 @@ class Session:
         self.transport = transport
         transport.checks = config.paranoid > 0
         self.changes: list[Change] = []
+        self.departed: dict[int, int] = {}  # who was left behind, by number, and how many steps counted then
         self.fellows = fellows
         self.config = config
         self.commit = commit
