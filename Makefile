@@ -27,8 +27,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spardl needs Python 3.11 or newer; give one with PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# The pinned torch first: a range with none installed makes pip look at builds of gigabytes.
-	$(BIN)/pip install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
-	$(BIN)/pip install -c constraints.txt -e ".[all,dev]"
+	$(BIN)/pip install --no-compile -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	$(BIN)/pip install --no-compile -c constraints.txt -e ".[all,dev]"
 	touch $@
 
 demo: $(INSTALLED)

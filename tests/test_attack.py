@@ -106,7 +106,12 @@ def test_a_command_that_fails_before_its_fault_is_a_failure(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("only", "trials", "timeout"),
-    [("kill -9 in", 4, 60), ("exception", 1, 60), ("stopped for longer, in a round", 1, 6)],
+    [
+        ("kill -9 in", 2, 60),
+        ("stopped for longer, in a round", 1, 6),
+        pytest.param("kill -9 in", 8, 60, marks=pytest.mark.slow),
+        pytest.param("exception", 2, 60, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_goes_wrong_in_a_few_attacks(only: str, trials: int, timeout: int) -> None:
     """On one host and without a stop-watch, so that it can be told from a slow machine. Another seed every time."""

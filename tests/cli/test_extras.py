@@ -49,7 +49,7 @@ def without(tmp_path: Path):
 
 
 # Those that start ranks and train print through the same functions.
-LONG = ("train", "compare", "doctor", "plan")
+LONG = ("train", "compare", "doctor", "plan", "bench")
 
 
 @pytest.mark.parametrize(

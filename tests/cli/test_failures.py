@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from commands import spardl
 
 
@@ -13,6 +15,7 @@ def test_a_data_set_that_is_missing_is_one_sentence_and_exit_code_two(tmp_path: 
     assert line.startswith("spardl: data set cifar10 needs") and str(tmp_path) in line
 
 
+@pytest.mark.slow  # train/test_checkpoint.py has the sentence
 def test_a_checkpoint_that_is_damaged_is_one_sentence_and_exit_code_two(tmp_path: Path) -> None:
     """It was named, so no other one will do."""
     folder = tmp_path / "step-00000005"

@@ -46,6 +46,7 @@ def started(epoch: int, *arguments: object) -> subprocess.Popen[str]:
     raise AssertionError("the run ended early")
 
 
+@pytest.mark.slow  # a launcher and its ranks are started three times
 @pytest.mark.timeout(300)
 def test_a_run_that_was_killed_and_then_asked_to_stop_goes_on_exactly(tmp_path: Path) -> None:
     """SIGKILL leaves time for nothing: the last whole checkpoint is enough. At SIGTERM, the launcher passes it on, all

@@ -37,6 +37,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "script.py"
 
 
+@pytest.mark.slow  # starts torch three times, and measures
 def test_a_script_is_stopped_after_a_few_steps_and_its_plan_fits_it(tmp_path: Path, script: Path) -> None:
     """Nothing of its own on standard output, and no step of it was exchanged."""
     target = tmp_path / "plan.json"

@@ -64,6 +64,7 @@ def test_simulate_obeys_every_synchronisation_option(capfd: pytest.CaptureFixtur
     assert record["conserved"] is True
 
 
+@pytest.mark.slow  # test_bench.py looks at records of a sweep
 def test_bench_writes_one_record_per_method() -> None:
     """Dense and sparse side by side, with the ratio between them, and nothing else on standard output."""
     done = spardl(

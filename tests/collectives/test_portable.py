@@ -20,7 +20,9 @@ def steps(config: SyncConfig, workers: int) -> list[torch.Tensor]:
     return found + cluster.residuals()
 
 
-@pytest.mark.parametrize("values", ["fp32", "bf16", "int8", "int4", "int1"])
+@pytest.mark.parametrize(
+    "values", ["bf16", "int4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fp32", "int8", "int1"))]
+)
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_portable_kernels_synchronise_alike(monkeypatch: pytest.MonkeyPatch, method: str, values: str) -> None:
     config = SyncConfig(method=method, density=0.05, values=values)

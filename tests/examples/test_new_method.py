@@ -161,6 +161,7 @@ def test_an_entry_point_is_listed_with_its_option(installed: dict[str, str]) -> 
     assert (gain["default"], gain["methods"]) == ("0.05", "adaptive")
 
 
+@pytest.mark.slow  # another one lists it, and a model trains with the method above
 def test_an_entry_point_runs_with_its_option(installed: dict[str, str]) -> None:
     size = ("--workers", 4, "--elements", 5000, "--density", 0.02, "--steps", 3, "--json", "-")
     done = command("simulate", "--method", "adaptive", "--gain", 0.2, *size, env=installed)

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from commands import environment, spardl
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "restart.py"
@@ -20,6 +22,7 @@ def run(folder: Path, *options: object) -> tuple[str, str, str]:
     return said[1], said[2], said[3]
 
 
+@pytest.mark.slow  # torch is started six times
 def test_a_run_whose_rank_was_killed_once_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
     """To the last bit of the sum of all weights."""
     for name in ("whole", "killed"):

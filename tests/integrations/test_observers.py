@@ -55,6 +55,7 @@ def test_every_step_is_told_to_all_who_asked(tmp_path: Path) -> None:
         assert data["steps"] == 4 and data["failure"] is None
         assert [step for step, _ in data["curves"]["loss"]] == [0, 1, 2, 3]
         assert len(data["curves"]["bytes sent"]) == 4
+        assert all(waited > 0 for _, waited in data["curves"]["exposed seconds"])
         assert sum(group["elements"] for group in data["groups"]) == 40 * 30 + 30
         assert [each["spardl/step"] for each in told["logged"]] == [0, 1, 2, 3]
         assert [step for tag, step in told["written"] if tag == "spardl/density"] == [0, 2]

@@ -140,7 +140,7 @@ def saved(tmp_path_factory):
     return folder, on_processes(4, _train_and_save, folder)
 
 
-@pytest.mark.parametrize("shape", [(3, 2), (1, 3)], ids=str)
+@pytest.mark.parametrize("shape", [pytest.param((3, 2), marks=pytest.mark.slow), (1, 3)], ids=str)
 def test_other_replicas_and_parts_go_on_with_the_same_weights_and_the_mean_of_what_waits(saved, shape):
     folder, before = saved
     after = on_processes(shape[0] * shape[1], _load_elsewhere, folder, shape)

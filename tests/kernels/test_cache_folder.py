@@ -90,6 +90,7 @@ def test_a_few_loops_are_compiled_without_a_word(installed: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow  # the next one has such an install too
 def test_a_read_only_install_without_a_home_keeps_its_loops_in_the_temporary_folder(read_only: Path) -> None:
     """The line says where, and what would last longer."""
     first, second = run(read_only), run(read_only)
@@ -110,6 +111,7 @@ def test_code_is_not_read_from_a_folder_that_others_can_write(read_only: Path) -
     assert list(users_folder(read_only).parent.iterdir()) == [users_folder(read_only)]
 
 
+@pytest.mark.slow  # compiles in a process of its own
 def test_where_no_folder_can_be_written_at_all_loops_are_compiled_in_memory(read_only: Path) -> None:
     """It is said once, with what to set; numba alone would give up."""
     done = run(read_only, NOWHERE)

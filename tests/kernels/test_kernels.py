@@ -329,6 +329,19 @@ def test_places_in_block_order_are_found_in_natural_order(kernels, layout, seed)
 
 
 @both
+@given(length=st.sampled_from((1, 2, 255, 256, 257, 65_536, 65_537, 10_000_000)), count=st.integers(0, 600), seed=seeds)
+@examples
+def test_values_follow_their_positions_into_ascending_order(kernels, length, count, seed):
+    """Also where positions occur several times: these stay in the order in which they came."""
+    positions = np.random.default_rng(seed).integers(max(0, length - 2000), length, count)
+    values = np.arange(count, dtype=np.float32)
+    found, moved = kernels.by_position(tensor(positions, np.int64), tensor(values), length)
+    order = np.argsort(positions, kind="stable")
+    assert_same_bits(found, positions[order])
+    assert_same_bits(moved, values[order])
+
+
+@both
 @given(length=st.integers(1, 60), rounds=st.integers(0, 4), seed=seeds)
 @examples
 def test_changes_are_counted_from_the_first_one_and_undone(kernels, length, rounds, seed):

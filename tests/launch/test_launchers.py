@@ -99,6 +99,7 @@ def wait_for_an_epoch(process: "subprocess.Popen[str]") -> None:
     assert "epoch 1/" in first, first
 
 
+@pytest.mark.slow  # starts mpiexec and ranks that train
 @needs_mpi
 def test_a_killed_rank_ends_all_ranks_of_mpiexec() -> None:
     """mpiexec says what happened, nobody adds a traceback, and no process is left."""

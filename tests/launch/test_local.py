@@ -60,6 +60,7 @@ def _watch(pid: int) -> int | None:
         return None
 
 
+@pytest.mark.slow  # test_attack.py kills ranks too
 def test_a_killed_rank_ends_the_run_and_is_named_once() -> None:
     """The others do not wait for their timeout, and none of them adds its own complaint."""
     with running() as (launcher, ranks):
@@ -92,6 +93,7 @@ def test_workers_do_not_outlive_a_launcher_that_was_killed() -> None:
         wait_for_end(list(ranks.values()))
 
 
+@pytest.mark.slow  # starts a launcher and its ranks
 def test_a_stopped_worker_does_not_outlive_its_launcher_either() -> None:
     """It can notice nothing, so the system ends it."""
     with running() as (launcher, ranks):

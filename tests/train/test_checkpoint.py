@@ -91,9 +91,15 @@ LOCAL = {
     ),
     "DiLoCo's way": (fakes.POINTS.changed(**ADAMW), SyncConfig(density=1.0), resolve("diloco", {"every": 6})[0]),
 }
+QUICK = (
+    "Adam, a carried state and micro-batches",
+    "an exchange that is under way from one to the next",
+    "outer momentum",
+)
+EVERY_CASE = [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in [*HARD, *LOCAL]]
 
 
-@pytest.mark.parametrize("case", [*HARD, *LOCAL])
+@pytest.mark.parametrize("case", EVERY_CASE)
 def test_going_on_equals_never_having_stopped(case: str, tmp_path: Path) -> None:
     """In the middle of an epoch, at its end, and at the end of the run: the same weights and the same report."""
     recipe, config, rule = LOCAL[case] if case in LOCAL else (*HARD[case], None)
@@ -121,7 +127,9 @@ def go_on_with_others(rank, workers, recipe, folder):
     return train(recipe, SPARSE, chooses=True, keeper=Keeper(Saving(folder=None, resume=str(folder))))
 
 
-@pytest.mark.parametrize("rule", [None, LocalUpdates(every=2)], ids=["gradients", "local"])
+@pytest.mark.parametrize(
+    "rule", [None, pytest.param(LocalUpdates(every=2), marks=pytest.mark.slow)], ids=["gradients", "local"]
+)
 def test_a_run_whose_method_was_chosen_goes_on(rule: LocalUpdates | None, tmp_path: Path, quick_choice: None) -> None:
     """All ranks have chosen alike, before and after; which method it is depends on times."""
     recipe = fakes.POINTS.changed(clip=0.5)
@@ -299,7 +307,9 @@ def test_more_steps_may_be_asked_for(folder: Path) -> None:
 STEADY = fakes.POINTS.changed(schedule="constant", epochs=1)
 
 
-@pytest.mark.parametrize("rule", [None, LocalUpdates()], ids=["gradients", "local"])
+@pytest.mark.parametrize(
+    "rule", [None, pytest.param(LocalUpdates(), marks=pytest.mark.slow)], ids=["gradients", "local"]
+)
 def test_more_epochs_may_be_asked_for_where_no_rate_depends_on_them(rule: LocalUpdates | None, tmp_path: Path) -> None:
     """The longer run is the same one from its first step, so it goes on exactly."""
     on_processes(2, go_on, STEADY, SPARSE, None, tmp_path, rule)
@@ -323,7 +333,7 @@ def start_from(rank, workers, recipe, config, folder, rule):
 
 
 @pytest.mark.parametrize("rule", [None, LocalUpdates()], ids=["gradients", "local"])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_another_number_of_workers_goes_on_from_the_mean(
     rule: LocalUpdates | None, workers: int, tmp_path: Path
 ) -> None:

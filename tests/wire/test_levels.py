@@ -193,7 +193,7 @@ def test_a_frame_takes_little_more_than_its_codes_and_the_entropy_of_its_indices
     """Less than 0.15 bits per entry at 1 %: header, counts, scales, and the 0.03 by which Rice codes are longer."""
     lengths, counts = ints([100 * count] * blocks), ints([count] * blocks)
     codec = Codec(form, "rice", COMPILED)
-    sizes = [codec.pack(codec.code(entries_of(lengths, counts, seed)), lengths, counts).size for seed in range(5)]
+    sizes = [codec.pack(codec.code(entries_of(lengths, counts, seed)), lengths, counts).size for seed in range(3)]
     needed = form.bits + index_bits(count, 100 * count) / count
     assert needed < 8 * np.mean(sizes) / (blocks * count) < needed + 0.15
 

@@ -52,7 +52,6 @@ class Courier:
         self.session, self.replicas, self.outer, self.way, self.rule = session, replicas, outer, way, rule
         self.throttle = Throttle(*rule.density_limits) if rule.adaptive else None
         self.pace = Pace(rule.every, session.transport.workers) if rule.pace == "fitted" else None
-        self.seconds_exposed = 0.0  # that training has waited
         self.offered: int | None = None  # the step after which the exchange that has not landed yet began
         self.before: Callable[[], None] | None = None  # called before each, by whoever changes settings between two
         self._future: Future[bool] | None = None  # of it, until it has been fetched
@@ -98,7 +97,7 @@ class Courier:
                 self._future = None
                 if not self._go_on_without(self._collect_late):
                     self._begin(decay=1.0)  # again, of weights that have decayed
-            self.seconds_exposed += time.perf_counter() - started
+            self.session.seconds_exposed += time.perf_counter() - started
 
     def _collect(self, counted: bool, started: float) -> None:
         """An exchange is over, for which training has waited since `started`."""

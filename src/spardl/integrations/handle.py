@@ -34,7 +34,6 @@ class SyncHandle(Uncopied):
     """Statistics, state and the end of one model's synchronisation. Front ends derive from it."""
 
     session: Session
-    seconds_exposed = 0.0  # that training has waited for exchanges, of local updates
 
     @property
     def config(self) -> SyncConfig:

@@ -38,7 +38,6 @@ from spardl.integrations.parts import gather_anew, mesh_of, part_of
 from spardl.integrations.passing import PassingDDP
 from spardl.integrations.replica import Replica
 from spardl.kernels import for_device
-from spardl.metrics import SyncStats
 from spardl.sync.community import Company, come_back, company_of, join
 from spardl.sync.landing import Landing
 from spardl.sync.session import Session, shared_settings
@@ -234,11 +233,6 @@ class LocalSync(SyncHandle):
     def company(self) -> Company:
         """The ranks that take part now, and the invitation with which others join them."""
         return company_of(self.session)
-
-    def stats(self) -> SyncStats:
-        stats = super().stats()
-        stats.seconds_exposed = self._courier.seconds_exposed
-        return stats
 
     def _leave(self) -> None:
         self.flush()

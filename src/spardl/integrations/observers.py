@@ -68,15 +68,15 @@ class Logged:
 
 def connect(board: Dashboard, sync: "SyncHandle") -> None:
     """Tell a dashboard of every step of this synchronisation, and how its groups stand."""
-    session, waited, looked = sync.session, sync.seconds_exposed, 0.0
+    session, waited, looked = sync.session, sync.session.seconds_exposed, 0.0
     worker = weakref.ref(session.worker)
 
     def observe(event: StepEvent) -> None:  # on the communication thread, so that groups hold still
         nonlocal looked, waited
         board.history.step(event)
-        if sync.seconds_exposed:
-            board.history.log(event.step, {"exposed seconds": sync.seconds_exposed - waited})
-            waited = sync.seconds_exposed
+        if session.seconds_exposed:
+            board.history.log(event.step, {"exposed seconds": session.seconds_exposed - waited})
+            waited = session.seconds_exposed
         if event.step == 0 or time.monotonic() - looked > GROUPS_EVERY_S:
             looked = time.monotonic()
             board.history.groups([group.to_dict() for group in session.sync.stats().groups])

@@ -186,6 +186,11 @@ class KernelsOf(Protocol[A, S]):
         """Where places in block order lie in natural order, in the same order. O(k)."""
         ...
 
+    def by_position(self, positions: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Positions, which are below `length`, in ascending order, and the values that belong to them. Both may be
+        overwritten. O(k)."""
+        ...
+
     def land(self, shared: Tensor, own: Tensor, support: Tensor, step: Tensor, touched: Tensor, sent: Tensor) -> None:
         """Move shared and own weights by -`step` at `support`, and then own ones so that `sent` is gone from what their
         difference was at `touched`, where a position may occur several times with the same value. O(k)."""

@@ -140,6 +140,10 @@ class TorchKernels(KernelsOf[Tensor, None]):
         slot = positions - base[block]
         return (slot // chunk * (len(starts) - 1) + block) * chunk + slot % chunk
 
+    def by_position(self, positions: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        ascending, order = torch.sort(positions, stable=True)
+        return ascending, values[order]
+
     def land(self, shared: Tensor, own: Tensor, support: Tensor, step: Tensor, touched: Tensor, sent: Tensor) -> None:
         left = shared[touched] - own[touched] - sent
         shared[support] -= step

@@ -84,8 +84,8 @@ def changes(group: Group, outcome: Outcome) -> Changes:
     buffer, journal = group.buffer, group.policy.journal
     assert journal is not None
     positions, sent = journal.changes(buffer)
-    natural, order = torch.sort(_natural(buffer, positions))
-    found = Changes(natural, sent[order])
+    natural, sent = buffer.kernels.by_position(_natural(buffer, positions), sent, buffer.layout.length)
+    found = Changes(natural, sent)
 
     def learn(edges: Ints) -> None:
         found.edges = edges

@@ -102,6 +102,7 @@ class Session:
         transport.checks = config.paranoid > 0
         self.changes: list[Change] = []
         self.departed: dict[int, int] = {}  # who was left behind, by number, and how many steps counted then
+        self.seconds_exposed = 0.0  # that training has waited for exchanges, as front ends count them
         self.fellows = fellows
         self.config = config
         self.commit = commit
@@ -328,7 +329,7 @@ class Session:
         """Per group and in total: entries, bytes, bits per entry, density; seconds by what they were spent on."""
         self.wait()
         stats = self.sync.stats()
-        stats.changes = list(self.changes)
+        stats.changes, stats.seconds_exposed = list(self.changes), self.seconds_exposed
         return stats
 
     def state_dict(self) -> dict[str, Any]:

@@ -302,6 +302,31 @@ def natural_positions(positions, starts, chunk, shift, natural):
         natural[i] = (piece * count + block) * chunk + slot - piece * chunk
 
 
+@compiled("int64(int64[::1], float32[::1], int64[::1], float32[::1], int64)")
+def by_position(positions, values, room, room_values, length):
+    """Sort both by position, below `length`, eight bits at a time from the lowest on, to and fro between them and the
+    room. Returns how often they were moved: an odd number, and they are in the room."""
+    places = np.empty(256, np.int64)
+    here, here_values, there, there_values = positions, values, room, room_values
+    moves = 0
+    while (length - 1) >> (8 * moves):
+        shift = 8 * moves
+        places[:] = 0
+        for i in range(here.size):
+            places[(here[i] >> shift) & 255] += 1
+        begin = 0
+        for digit in range(256):
+            begin, places[digit] = begin + places[digit], begin
+        for i in range(here.size):
+            digit = (here[i] >> shift) & 255
+            there[places[digit]] = here[i]
+            there_values[places[digit]] = here_values[i]
+            places[digit] += 1
+        here, here_values, there, there_values = there, there_values, here, here_values
+        moves += 1
+    return moves
+
+
 @compiled("void(float32[::1], float32[::1], int64[::1], float32[::1], int64[::1], float32[::1])")
 def land(shared, own, support, step, touched, sent):
     """shared -= step at `support`; own so that `sent` is gone from shared - own at `touched`, and nothing elsewhere."""
