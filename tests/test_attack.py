@@ -3,18 +3,22 @@
 `make attack` has all kinds, and judges times too.
 """
 
+import itertools
 import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("benchmarks.attack")  # not part of the source distribution
 
-from benchmarks.attack.plan import KINDS, trial_of
+from benchmarks.attack.command import attack_command
+from benchmarks.attack.lab import Loopback
+from benchmarks.attack.plan import KINDS, Trial, trial_of
 from benchmarks.attack.table import table
-from benchmarks.attack.trial import Finding
+from benchmarks.attack.trial import Attacker, Finding
 
 from commands import environment
 
@@ -36,6 +40,67 @@ def test_the_table_counts_what_was_found_by_kind() -> None:
     assert first.is_fine and not second.is_fine
     assert f"| {trial_of(0).kind} | 2 | 1 |" in table([first, second])
     assert second.remarks == ["wrong name: rank 1: it was rank 2"]
+
+
+FINISHED = {"what": "finished", "sha": "the same"}
+FAILED = {
+    "what": "error",
+    "type": "PeerError",
+    "ours": True,
+    "text": "rank 2 of 3 never came within 3 s",
+}
+TAKEN = {"what": "error", "type": "ConfigError", "ours": True, "text": "port 1 is in use; set MASTER_PORT to another"}
+
+
+def seeded(kind: str) -> Trial:
+    """The first trial whose kind's name begins so."""
+    return next(trial for seed in itertools.count() if (trial := trial_of(seed)).kind.startswith(kind))
+
+
+def attack(monkeypatch: pytest.MonkeyPatch, trial: Trial, *runs: dict[str, Any]) -> Finding:
+    """A trial in whose runs, one after the other, all ranks end like this, and the fault never strikes."""
+    left = list(runs)
+    monkeypatch.setattr(Attacker, "_run", lambda *_, **__: [left.pop(0)] * trial.workers)
+    found = Attacker(Loopback()).attack(trial)
+    assert not left, "fewer runs than were foreseen"
+    return found
+
+
+def test_a_run_that_fails_before_its_fault_is_a_failure_and_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = seeded("kill -9 in a round")
+    found = attack(monkeypatch, trial, FINISHED, FAILED, FINISHED)  # without a fault, with it, and from a checkpoint
+    assert found.counts == {"failed before the fault": trial.workers, "resumed exactly": trial.workers}
+    assert not found.is_fine and "never came" in found.remarks[0]
+    assert "failed before the fault |" in table([found])
+
+
+def test_an_undisturbed_run_that_fails_is_a_failure_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = seeded("kill -9 in a round")
+    assert attack(monkeypatch, trial, FAILED).counts == {"failed before the fault": trial.workers}
+
+
+def test_a_run_that_finds_its_port_taken_is_begun_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = seeded("stopped for less")
+    found = attack(monkeypatch, trial, TAKEN, FINISHED, TAKEN, TAKEN, TAKEN)
+    assert found.counts == {"retried": 4, "failed before the fault": trial.workers}
+    assert "| retried |" in table([found])
+
+
+def test_a_fault_that_never_strikes_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = seeded("the wall clock jumps")
+    found = attack(monkeypatch, trial, FINISHED, FINISHED)
+    assert found.counts == {"never struck": 1} and not found.is_fine
+
+
+@pytest.mark.parametrize("kind", ["spardl train: launcher", "spardl train: disk"])
+def test_a_command_that_fails_before_its_fault_is_a_failure(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = seeded(kind)
+    monkeypatch.setattr("benchmarks.attack.command.sys.executable", "/bin/false")
+    found = Finding(trial)
+    attack_command(trial, tmp_path, "", found.note)
+    assert found.counts == {"failed before the fault": 1}
 
 
 @pytest.mark.timeout(300)

@@ -29,12 +29,14 @@ MARK = "SPARDL_ATTACKED"  # a variable by which the processes of a run are known
 
 @dataclass
 class End:
-    """How a command has ended. `left`: processes that were still there a while later."""
+    """How a command has ended. `left`: processes that were still there a while later; `struck`: whether it came to
+    what was to happen to it."""
 
     code: int | None
     said: str
     sha: str | None
     left: int
+    struck: bool = True
 
     @property
     def is_clean(self) -> bool:
@@ -72,7 +74,7 @@ class Command:
             out = process.communicate()[0]
             left = self._left()
             errors.seek(0)
-            return End(code, errors.read(), _sha(out), left)
+            return End(code, errors.read(), _sha(out), left, struck)
 
     def _left(self) -> int:
         """Processes of this run that stay; they are ended here."""
@@ -155,23 +157,39 @@ def damage(checkpoint: Path, how: int) -> None:
 
 def attack_command(trial: Trial, folder: Path, expected: str, note: Callable[..., None]) -> None:
     """Carry it out, and note what has come of it."""
-    command, told = Command(trial, folder), ""
-    if trial.place in ("launcher", "rank"):
-        end = command.run(strike=strike_of(command, trial))
-        _judge(end, trial, note)
-    else:
-        command.run(steps=STEPS // 2)
-        if trial.place == "disk":
-            end = command.run(full=True)
-            _judge(end, trial, note)
-        else:
-            damage(command.checkpoints()[-1], trial.seed)
-            told = "from one that was damaged: "
+    command = Command(trial, folder)
+    strike = _kill if trial.place in ("launcher", "rank") else _spoil
+    if not strike(command, trial, note):
+        return
     last = command.run()
     same = last.code == 0 and last.sha == expected
-    note("resumed exactly" if same else "not resumed", f"{told}{last.code}, {last.said[-300:]}, {last.sha}")
+    note("resumed exactly" if same else "not resumed", f"{last.code}, {last.said[-300:]}, {last.sha}")
     if last.left:
         note("hang", f"{last.left} processes stayed after a run that went on")
+
+
+def _kill(command: Command, trial: Trial, note: Callable[..., None]) -> bool:
+    """Run it, and kill its launcher or a rank on the way; whether it came to that."""
+    end = command.run(strike=strike_of(command, trial))
+    if end.struck:
+        _judge(end, trial, note)
+    else:
+        note("never struck" if end.code == 0 else "failed before the fault", f"exit {end.code}: {end.said[-600:]}")
+    return end.struck
+
+
+def _spoil(command: Command, trial: Trial, note: Callable[..., None]) -> bool:
+    """Run half of it; then fill the disk under the other half, or damage the last checkpoint; whether that was there
+    to be damaged."""
+    half = command.run(steps=STEPS // 2)
+    if half.code != 0 or not command.checkpoints():
+        note("failed before the fault", f"the first half: exit {half.code}: {half.said[-600:]}")
+        return False
+    if trial.place == "disk":
+        _judge(command.run(full=True), trial, note)
+    else:
+        damage(command.checkpoints()[-1], trial.seed)
+    return True
 
 
 def _judge(end: End, trial: Trial, note: Callable[..., None]) -> None:

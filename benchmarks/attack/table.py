@@ -4,15 +4,17 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.attack.plan import KINDS
-from benchmarks.attack.trial import FINE, FOUL, Finding
+from benchmarks.attack.trial import COUNTED, FINE, FOUL, Finding
 
+ALWAYS = ("retried", "hang", "wrong name", "failed before the fault")  # columns that are shown when they are empty too
 BEGIN, END = "<!-- attack: begin -->", "<!-- attack: end -->"
 
 
 def table(findings: list[Finding]) -> str:
-    """A row for each kind that was tried, in Markdown; columns of outcomes that nobody had are left out."""
+    """A row for each kind that was tried, in Markdown; columns of outcomes that nobody had are left out,
+    but for those of `ALWAYS`."""
     total = sum((each.counts for each in findings), Counter[str]())
-    columns = [what for what in (*FINE, *FOUL) if total[what] or what in ("hang", "wrong name")]
+    columns = [what for what in (*FINE, *COUNTED, *FOUL) if total[what] or what in ALWAYS]
     rows = [["fault", "trials", *columns]]
     for kind in KINDS:
         mine = [each for each in findings if each.trial.kind == kind.name]

@@ -20,14 +20,16 @@ from benchmarks.attack.rank import be_rank
 
 LONGEST = 12  # times its timeout: what a run may take in all; beyond, it hangs
 DAMAGED = 12  # the step of a checkpoint that is tampered with
-ATTEMPTS = 3  # at an undisturbed run, on a machine that may be too busy for its timeout
+ATTEMPTS = 3  # at a run that failed because of the machine, such as a port that was taken; each is counted
 IN_TIME_S = 2.0  # after the timeout, within which a survivor's error must come
 
 # What can be found about a trial, by rank or as a whole.
 FINE = ("right name", "among candidates", "right weights", "resumed exactly", "residuals intact", "in time",
         "its own error", "killed")  # fmt: skip
 FOUL = ("hang", "wrong name", "no name", "raw error", "wrong weights", "not resumed", "residuals changed", "too late",
-        "did not notice")  # fmt: skip
+        "did not notice", "failed before the fault", "never struck")  # fmt: skip
+COUNTED = ("retried",)  # neither: the machine was in the way, and the run was begun again
+TAKEN = ("EADDRINUSE", "address already in use", "is in use; set MASTER_PORT")  # what is said of a port that is taken
 
 
 @dataclass
@@ -48,6 +50,14 @@ class Finding:
     def is_fine(self) -> bool:
         return not any(self.counts[what] for what in FOUL)
 
+    def note_early(self, ends: list[dict[str, Any]], what: str) -> None:
+        """A run has failed to which nothing had happened yet: a failure like any other, of each rank that has one."""
+        for rank, end in enumerate(ends):
+            if end["what"] == "hang":
+                self.note("hang", f"{what}, rank {rank} was still there at the end")
+            elif end["what"] != "finished":
+                self.note("failed before the fault", f"{what}, rank {rank}: {end}")
+
 
 class Attacker:
     """Carries out trials, one after the other, and knows what undisturbed runs come to."""
@@ -60,51 +70,79 @@ class Attacker:
     def attack(self, trial: Trial) -> Finding:
         """Do it, look at what is left, and go on from the last checkpoint."""
         finding, started = Finding(trial), time.monotonic()
-        expected = self._reference(trial)
+        expected = self._reference(finding)
         folder = Path(tempfile.mkdtemp(prefix="attack-"))
         try:
-            if trial.fault.what == "command":
-                attack_command(trial, folder, expected, finding.note)
-            else:
-                self._judge(finding, self._disturb(trial, folder), expected)
-                if not trial.fault.harmless and trial.fault.what != "lose":
-                    self._resume(finding, folder, expected)
+            if expected is not None:
+                self._carry_out(finding, folder, expected)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         finding.seconds = time.monotonic() - started
         return finding
 
-    def _disturb(self, trial: Trial, folder: Path) -> list[dict[str, Any]]:
-        """Run it until the fault has struck: on a machine that is too busy, a run may fail before it can."""
-        if trial.fault.what == "file":
-            return self._run_on_damaged(trial, folder)
-        for _ in range(ATTEMPTS):
-            ends = self._run(trial, folder, disturbed=True)
-            if any(word["what"] == "struck" for victim in trial.victims for word in _diary(folder, victim)):
-                break
-        return ends
+    def _carry_out(self, finding: Finding, folder: Path, expected: str) -> None:
+        trial = finding.trial
+        if trial.fault.what == "command":
+            attack_command(trial, folder, expected, finding.note)
+            return
+        ends = self._run_on_damaged(finding, folder) if trial.fault.what == "file" else self._disturb(finding, folder)
+        if ends is not None:
+            self._judge(finding, ends, expected)
+        if not trial.fault.harmless and trial.fault.what != "lose":
+            self._resume(finding, folder, expected)
 
-    def _reference(self, trial: Trial) -> str:
+    def _disturb(self, finding: Finding, folder: Path) -> list[dict[str, Any]] | None:
+        """Run it until the fault has struck and everybody has ended; None if it never has, which is noted."""
+        trial = finding.trial
+        ends = self._try(finding, folder, disturbed=True)
+        if any(word["what"] == "struck" for victim in trial.victims for word in _diary(folder, victim)):
+            return ends
+        finding.note_early(ends, "the run to be disturbed")
+        if all(end["what"] == "finished" for end in ends):
+            finding.note("never struck", f"all ranks came to their end, and none to {trial.place}")
+        return None
+
+    def _reference(self, finding: Finding) -> str | None:
+        """What the run of a trial comes to when nothing happens to it; None if it fails, which is noted."""
+        trial = finding.trial
         command = trial.fault.what == "command"
         key = (f"{command} {trial.run}", trial.workers)
-        if command and key not in self._expected:
-            with tempfile.TemporaryDirectory(prefix="attack-") as place:
-                end = undisturbed(trial, Path(place))
-            assert end.sha is not None, f"an undisturbed run has failed: {end}"
-            self._expected[key] = end.sha
         if key not in self._expected:
-            sums: set[str | None] = {None}
-            for _ in range(ATTEMPTS):
-                with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-                    ends = self._run(trial, Path(folder))
-                sums = {end.get("sha") for end in ends}
-                if None not in sums:
-                    break
-            assert len(sums) == 1 and None not in sums, f"an undisturbed run has failed: {ends}"
-            self._expected[key] = str(sums.pop())
+            with tempfile.TemporaryDirectory(prefix="attack-") as folder:
+                sha = (
+                    self._undisturbed_command(finding, Path(folder))
+                    if command
+                    else self._undisturbed(finding, Path(folder))
+                )
+            if sha is None:
+                return None
+            self._expected[key] = sha
         return self._expected[key]
 
+    def _undisturbed_command(self, finding: Finding, folder: Path) -> str | None:
+        end = undisturbed(finding.trial, folder)
+        if end.sha is None:
+            finding.note("failed before the fault", f"an undisturbed command: exit {end.code}: {end.said[-600:]}")
+        return end.sha
+
+    def _undisturbed(self, finding: Finding, folder: Path) -> str | None:
+        ends = self._try(finding, folder)
+        finding.note_early(ends, "an undisturbed run")
+        sums = {end.get("sha") for end in ends}
+        if None not in sums and len(sums) > 1:
+            finding.note("wrong weights", f"ranks of an undisturbed run differ: {ends}")
+        return sums.pop() if len(sums) == 1 else None
+
     # --- running --------------------------------------------------------------------------------------------------
+
+    def _try(self, finding: Finding, folder: Path, **how: Any) -> list[dict[str, Any]]:
+        """Run it; again, and counted, only where the machine was in the way for certain: another had its port."""
+        for _ in range(ATTEMPTS):
+            ends = self._run(finding.trial, folder, **how)
+            if not port_was_taken(ends):
+                break
+            finding.note("retried")
+        return ends
 
     def _run(self, trial: Trial, folder: Path, *, resume: int = 0, disturbed: bool = False) -> list[dict[str, Any]]:
         """Start all ranks and see to their end; the last word of each."""
@@ -162,9 +200,15 @@ class Attacker:
                 elif pids[rank] in alive:
                     os.kill(pids[rank], signal.SIGCONT)
 
-    def _run_on_damaged(self, trial: Trial, folder: Path) -> list[dict[str, Any]]:
-        """Go on from a checkpoint of which one rank's file is not what it should be. The one before is whole."""
-        self._run(trial, folder)
+    def _run_on_damaged(self, finding: Finding, folder: Path) -> list[dict[str, Any]] | None:
+        """Go on from a checkpoint of which one rank's file is not what it should be. The one before is whole.
+
+        None if the run that was to leave it has failed, which is noted."""
+        trial = finding.trial
+        ends = self._try(finding, folder)
+        if any(end["what"] != "finished" for end in ends):
+            finding.note_early(ends, "the run whose checkpoint is damaged")
+            return None
         for step in range(DAMAGED + EVERY, STEPS + 1, EVERY):
             for file in folder.glob(f"step-{step}-rank-*.pt"):
                 file.unlink()
@@ -172,7 +216,7 @@ class Attacker:
         other = (victim + 1) % trial.workers
         path = folder / f"step-{DAMAGED}-rank-{victim}.pt"
         damage(path, folder / f"step-{DAMAGED}-rank-{other}.pt", trial.place)
-        ends = self._run(trial, folder, resume=DAMAGED)
+        ends = self._try(finding, folder, resume=DAMAGED)
         path.unlink()
         return ends
 
@@ -226,14 +270,16 @@ class Attacker:
         """All ranks go on from the last checkpoint that is whole, and end with the weights of an undisturbed run."""
         trial = finding.trial
         steps = [step for step in range(EVERY, STEPS + 1, EVERY) if _is_whole(folder, step, trial.workers)]
-        for _ in range(ATTEMPTS):
-            ends = self._run(trial, folder, resume=max(steps, default=0))
-            if all("sha" in end for end in ends):
-                break  # it has come to its end; whether that is the right one is judged, and not tried again
+        ends = self._try(finding, folder, resume=max(steps, default=0))
         for rank, end in enumerate(ends):
             # How layers are merged depends on times, so a run that plans anew may add in another order.
             same = end.get("sha") == expected or (trial.run == "merged" and "sha" in end)
             finding.note("resumed exactly" if same else "not resumed", f"rank {rank}: {end}")
+
+
+def port_was_taken(ends: list[dict[str, Any]]) -> bool:
+    """Whether a run has failed because somebody else listened where its ranks were to meet."""
+    return any(sign in end.get("text", "") for end in ends for sign in TAKEN)
 
 
 def damage(path: Path, other: Path, how: str) -> None:

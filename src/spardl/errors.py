@@ -70,6 +70,10 @@ class AbsentPeer(PeerError):
     """A rank never came to where the ranks of a run meet: it was not started, or waits at another address."""
 
 
+class LeftBehind(PeerError):
+    """The other ranks have gone on without this one, which did not come in time. `peer` is this rank's own."""
+
+
 class Stopped(SparDLError):
     """A run was asked to stop by a signal, has saved where it stands, and can go on from there."""
 

@@ -48,6 +48,11 @@ def _check_switch(name: str, given: Any) -> None:
         raise ConfigError(f"{name}={given!r} is neither True nor False.")
 
 
+def _check_patience(name: str, given: Any) -> None:
+    if given is not None and not (is_number(given) and given > 0):
+        raise ConfigError(f"{name}={given!r} is no time to wait; give seconds above 0, or leave it out.")
+
+
 def _check_limits(name: str, given: Any) -> None:
     low, high = given
     check_density(low)
@@ -121,8 +126,19 @@ class LocalUpdates:
         choices=("stop", "continue"),
     )
 
+    patience: float | None = setting(
+        None,
+        "seconds after which a rank that is late is not waited for any more, with on_loss continue: it joins the others"
+        " when it comes, and what it computed counts",
+        check=_check_patience,
+        parse=float,
+        metavar="SECONDS",
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.patience is not None and self.on_loss != "continue":
+            raise ConfigError('patience is for runs whose ranks may go on without one; give on_loss="continue" too.')
         if self.delay > self.every:
             raise ConfigError(
                 f"an exchange every {self.every} step(s) cannot land {self.delay} steps late; give delay="

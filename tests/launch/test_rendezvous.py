@@ -1,13 +1,17 @@
 """Ranks meet within a deadline, or each one that came names those that did not."""
 
+import contextlib
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from spardl.errors import AbsentPeer, ConfigError
+from spardl.launch import rendezvous
 from spardl.launch.place import Place
 from spardl.launch.rendezvous import process_group
 
@@ -40,6 +44,42 @@ def test_a_rank_that_is_claimed_twice_is_refused() -> None:
     texts = {type(answer): str(answer) for answer in answers}
     assert "two processes claim rank 1" in texts[ConfigError]
     assert "rank 2 of 3 never came" in texts[AbsentPeer]
+
+
+def test_a_launchers_store_may_hold_what_an_attempt_that_failed_has_left() -> None:
+    """Two attempts on one store: of the first, rank 2 never comes; of the second, which is larger, all meet, each rank
+    once, whatever tokens and counts the first one has left."""
+    with _launcher() as port, ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(meet, hosted(port, 3, 0, 1)))
+        assert all(str(answer).startswith("rank 2 of 3 never came") for answer in answers), answers
+        stores = list(threads.map(_roll_call, hosted(port, 4, *range(4))))
+        assert {store.get("missing") for store in stores} == {b""}
+        stores[3].set("told to all", "of this attempt")
+        assert {store.get("told to all") for store in stores} == {b"of this attempt"}
+
+
+def test_under_a_launcher_a_rank_zero_that_never_comes_is_named_though_one_was_there_before() -> None:
+    with _launcher() as port, ThreadPoolExecutor(2) as threads:
+        list(threads.map(_roll_call, hosted(port, 2, 0, 1)))
+        answer = meet(hosted(port, 2, 1)[0])
+    assert isinstance(answer, AbsentPeer) and answer.candidates == (0, 1)
+    assert str(answer).startswith("rank 0 never came")
+
+
+def hosted(port: int, workers: int, *ranks: int) -> list[Place]:
+    return [Place(rank=rank, workers=workers, host="127.0.0.1", port=port, hosted=True) for rank in ranks]
+
+
+@contextlib.contextmanager
+def _launcher() -> Iterator[int]:
+    """A store that a launcher keeps; its port."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield store.port
+
+
+def _roll_call(place: Place) -> Any:
+    """Of one rank; the part of the store where it ends. (A process has one group, so threads make none.)"""
+    return rendezvous._call_the_roll(rendezvous._store(place, 10), place, 10)
 
 
 def test_a_port_that_is_taken_is_a_sentence() -> None:

@@ -7,6 +7,7 @@ import random
 import resource
 import shutil
 import signal
+import types
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from spardl.errors import CheckpointError, ConfigError
 from spardl.integrations import auto
 from spardl.planning import survey
 from spardl.train.checkpoint import facts_of
-from spardl.train.keeper import Keeper
+from spardl.train.keeper import Keeper, in_order
 from spardl.train.loop import train
 from spardl.train.recipes import Recipe
 from spardl.train.report import Quiet
@@ -35,6 +36,18 @@ SPARSE = SyncConfig(density=0.1, dense_below=0)
 @pytest.fixture(autouse=True)
 def small_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.use(monkeypatch)
+
+
+def test_checkpoints_are_in_the_order_of_epochs_whoever_made_them(tmp_path: Path) -> None:
+    """A run that went on with more workers has fewer steps: step 797 of one worker came before step 400 of two. One
+    whose facts cannot be read is taken for one of ours."""
+    for step, workers in ((797, 1), (400, 2), (440, 2), (780, 1)):
+        (tmp_path / f"step-{step:08d}").mkdir()
+        meta = {"format": 1, "step": step, "identity": {"workers": workers}, "history": [], "files": {}}
+        (tmp_path / f"step-{step:08d}" / "meta.json").write_text(json.dumps(meta))
+    (tmp_path / "step-00000420").mkdir()
+    run: Any = types.SimpleNamespace(workers=2, count_steps=lambda workers: {1: 89, 2: 44}[workers])
+    assert in_order(run, tmp_path) == [780, 797, 400, 420, 440]
 
 
 def go_on(rank, workers, recipe, config, resume, folder=None, rule=None):

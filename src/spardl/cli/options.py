@@ -66,7 +66,7 @@ def add_setting(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]",
     """
     default, meta = field.default, field.metadata
     text = meta["text"].replace("`", "").replace("%", "%%")
-    text += "" if default is None else f" (default: {shown(default)})"
+    text += "" if default is None and not of else f" (default: {shown(default)})"
     common: dict[str, Any] = {"default": None if of else default, "help": f"{of}: {text}" if of else text}
     flag = "--" + field.name.replace("_", "-")
     if isinstance(default, bool):
@@ -78,6 +78,8 @@ def add_setting(group: argparse._ArgumentGroup, field: "dataclasses.Field[Any]",
 
 def shown(value: Any) -> str:
     """A setting's value as people write it."""
+    if value is None:
+        return "none"
     if isinstance(value, tuple):
         return ":".join(map(shown, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spardl.collectives.program import AllReduce
 from spardl.config import SyncConfig
-from spardl.errors import PeerError
+from spardl.errors import LeftBehind, PeerError
 from spardl.host import holds
 from spardl.integrations import ranks
 from spardl.integrations.exchange import Ahead, Exchange, Reset
@@ -19,7 +20,7 @@ from spardl.integrations.parts import is_sharded, part_of
 from spardl.integrations.refusals import Refusals
 from spardl.integrations.replica import Replica
 from spardl.integrations.throttle import Throttle
-from spardl.sync.community import go_on, together
+from spardl.sync.community import Return, go_on, settle_return, together
 from spardl.sync.landing import Landing
 from spardl.sync.plan import plan_model
 from spardl.sync.session import Session, compare_replicas
@@ -183,9 +184,30 @@ class Courier:
         """
         if self.rule.on_loss != "continue":
             raise
-        counts = go_on(self.session, settle)
+        try:
+            counts = go_on(self.session, settle)
+        except LeftBehind:
+            if self.rule.patience is None:
+                self.session.worker.abandon()
+            raise
         self.follow()
         return counts
+
+    @torch.no_grad()
+    def come_back(self, back: Return, given: Mapping[str, Any]) -> None:
+        """The others went on without this rank, which is among them again: take their shared weights, outer momentum
+        and adaptive density, and keep what this rank has not sent. p <- w_new - (w_old - p) loses nothing of it."""
+        self._future = self.offered = None
+        local = given["state"]["local"]
+        settle_return(self.session, back, given["state"]["steps"], self._collect_late)
+        self.way.land(self.replicas, self.outer)  # of the exchange that was under way, if it counts
+        for name, replica in self.replicas.items():
+            shared = local["shared"][name].reshape(-1)
+            replica.load(shared, shared - (replica.shared - replica.own()))
+        self.outer.load(local["outer"])
+        if self.throttle is not None and local["density"] is not None:
+            self.throttle.density = local["density"]
+        self.follow()
 
     def follow(self) -> None:
         """Have what depends on the number of workers follow it."""

@@ -13,7 +13,7 @@ import contextlib
 import io
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from spardl.collectives.program import Team
 from spardl.collectives.stretches import gather_bytes
 from spardl.config import SyncConfig
-from spardl.errors import ConfigError, StateError
+from spardl.errors import ConfigError, LeftBehind, StateError
 from spardl.integrations import newcomers, ranks
 from spardl.integrations.boundary import Boundary
 from spardl.integrations.courier import EXCHANGES, Courier
@@ -38,10 +38,11 @@ from spardl.integrations.parts import gather_anew, mesh_of, part_of
 from spardl.integrations.passing import PassingDDP
 from spardl.integrations.replica import Replica
 from spardl.kernels import for_device
-from spardl.sync.community import Company, company_of, join
+from spardl.sync.community import Company, come_back, company_of, join
 from spardl.sync.landing import Landing
 from spardl.sync.session import Session, shared_settings
 from spardl.transport.base import run
+from spardl.transport.direct import DirectTransport
 from spardl.transport.invitation import Invitation
 from spardl.transport.torchdist import Group
 from spardl.update import LocalUpdates
@@ -121,6 +122,8 @@ class LocalSync(SyncHandle):
             self._outer.rate,
             "; DDP's own all-reduce is off" if self._passing is not None else "",
         )
+        if rule.patience is not None and isinstance(transport, DirectTransport):
+            transport.be_patient(rule.patience)
         if invitation is not None:
             try:
                 if newcomers.take_over(self):
@@ -147,6 +150,12 @@ class LocalSync(SyncHandle):
         return True
 
     @property
+    def steps(self) -> int:
+        """How many steps the run has made, as all ranks count them: one that was left behind and has come back, and a
+        newcomer, are where the others are."""
+        return self._steps
+
+    @property
     def local_steps(self) -> list[int]:
         """By rank, how many steps it takes from one exchange to the next; the same on all ranks."""
         pace = self._courier.pace
@@ -166,24 +175,21 @@ class LocalSync(SyncHandle):
                 " attach again when parameter groups change."
             )
         self._steps += 1
+        _keep_up(self, self._exchange)
+        self._resumed = time.perf_counter()
+
+    def _exchange(self) -> None:
+        """Land what is due to land, and begin what is due to begin."""
         due = self._steps % self.rule.every == 0
         offered = self._courier.offered
         if offered is not None and (due or self._steps >= offered + self.rule.delay):
             self._courier.land()
-            self._let_in(due=due)
+            _let_in(self, due=due)
         if due:
             self._courier.begin(self._steps)
             if not self.rule.delay:
                 self._courier.land()
-                self._let_in(due=False)
-        self._resumed = time.perf_counter()
-
-    def _let_in(self, *, due: bool) -> None:
-        """If somebody has knocked, which all ranks know at the same time, let it in. `due`: an exchange begins next."""
-        if self.session.worker.heard:
-            came = newcomers.let_in(self.session)
-            self._courier.follow()
-            newcomers.hand_over(self, came, due=due)
+                _let_in(self, due=False)
 
     # --- shared weights -------------------------------------------------------------------------------------------
 
@@ -216,7 +222,7 @@ class LocalSync(SyncHandle):
 
         Collective; for the end of training, or before a phase without synchronisation.
         """
-        self._check_own()
+        _check_own(self)
         self._courier.land()
         self._courier.flush(self._model)
         gather_anew(self._model)
@@ -290,7 +296,7 @@ class LocalSync(SyncHandle):
         Raises:
             StateError: it is of another rank, world or model, or damaged; nothing was changed.
         """
-        self._check_own()
+        _check_own(self)
         self._settle()
         transport = self.session.transport
         sizes = {name: each.elements for name, each in self._replicas.items()}
@@ -323,7 +329,8 @@ class LocalSync(SyncHandle):
 
     def _settle(self) -> None:
         """Have what is under way arrived. It lands when its time has come, as if nobody had asked."""
-        self._courier.fetch()
+        _keep_up(self, self._courier.fetch)
+        self._courier.fetch()  # what began when this rank came back
         self.session.wait()
 
     def _on_loaded(self) -> None:
@@ -336,9 +343,38 @@ class LocalSync(SyncHandle):
             for replica in self._replicas.values():
                 replica.begin()
 
-    def _check_own(self) -> None:
-        if self._swapped:
-            raise StateError("the model holds shared weights here; end `with sync.shared():` first.")
+
+def _keep_up(sync: LocalSync, job: Callable[[], None]) -> None:
+    """Do this; if the others have gone on without this rank, join them instead, where the rule has it so."""
+    try:
+        job()
+    except LeftBehind:
+        if sync.rule.patience is None:
+            raise
+        _come_back(sync)
+
+
+def _come_back(sync: LocalSync) -> None:
+    """The others have gone on without this rank: join them where they are, with what it has not sent."""
+    back = come_back(sync.session)
+    given = newcomers.receive(sync.session)
+    sync._courier.come_back(back, given)
+    sync._steps = given["state"]["local"]["steps"]
+    if given["due"]:
+        sync._courier.begin(sync._steps)
+
+
+def _let_in(sync: LocalSync, *, due: bool) -> None:
+    """If somebody has knocked, which all ranks know at the same time, let it in. `due`: an exchange begins next."""
+    if sync.session.worker.heard:
+        came = newcomers.let_in(sync.session)
+        sync._courier.follow()
+        newcomers.hand_over(sync, came, due=due)
+
+
+def _check_own(sync: LocalSync) -> None:
+    if sync._swapped:
+        raise StateError("the model holds shared weights here; end `with sync.shared():` first.")
 
 
 def check_rule(rule: LocalUpdates, config: SyncConfig, device: torch.device, *, in_parts: bool, joins: bool) -> None:

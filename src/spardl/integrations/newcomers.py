@@ -30,7 +30,8 @@ def hand_over(sync: "LocalSync", newcomers: list[int], *, due: bool) -> None:
     if transport.rank or not newcomers:
         return
     file = io.BytesIO()
-    torch.save({"facts": json.dumps(sync.facts), "due": due, "state": sync.state_dict()}, file)
+    departed = dict(sync.session.departed)
+    torch.save({"facts": json.dumps(sync.facts), "due": due, "departed": departed, "state": sync.state_dict()}, file)
     blob = np.frombuffer(file.getbuffer(), np.uint8)
     size = np.array([blob.size], np.int64).view(np.uint8)
     with contextlib.suppress(PeerError):  # who is gone again already is missed at the next exchange
@@ -44,10 +45,7 @@ def take_over(sync: "LocalSync") -> bool:
     Raises:
         ConfigMismatch: this rank's settings or model are not the run's.
     """
-    transport = sync.session.transport
-    (size,) = transport.perform(Round([], [(0, 8)], "size of a state"))
-    (blob,) = transport.perform(Round([], [(0, int(size.view(np.int64)[0]))], "a state"))
-    given = torch.load(io.BytesIO(blob.tobytes()), weights_only=True)
+    transport, given = sync.session.transport, receive(sync.session)
     check_facts(json.loads(given["facts"]), json.loads(json.dumps(sync.facts)), transport.rank)
     state, local = given["state"], given["state"]["local"]
     residuals = {name: torch.zeros_like(each) for name, each in state["residuals"].items()}
@@ -55,6 +53,16 @@ def take_over(sync: "LocalSync") -> bool:
     local |= {"own": {name: each.clone() for name, each in local["shared"].items()}, "landings": {}, "offered": None}
     sync.load_state_dict(state)
     return bool(given["due"])
+
+
+def receive(session: "Session") -> dict[str, Any]:
+    """What rank 0 hands over to a newcomer."""
+    transport = session.transport
+    (size,) = transport.perform(Round([], [(0, 8)], "size of a state"))
+    (blob,) = transport.perform(Round([], [(0, int(size.view(np.int64)[0]))], "a state"))
+    given: dict[str, Any] = torch.load(io.BytesIO(blob.tobytes()), weights_only=True)
+    session.departed = given["departed"]
+    return given
 
 
 def check_facts(theirs: dict[str, Any], mine: dict[str, Any], rank: int) -> None:

@@ -17,8 +17,7 @@ class Place:
     """One rank of a run, and the address at which its ranks meet.
 
     listener    descriptor of a socket that already listens there, inherited from our own launcher (rank 0)
-    hosted      whether the launcher keeps the store itself, as torchrun does
-    attempt     how often an elastic launcher has restarted the run
+    hosted      whether the launcher keeps the store itself, as torchrun does, over restarts
     """
 
     rank: int
@@ -27,7 +26,6 @@ class Place:
     port: int
     listener: int | None = None
     hosted: bool = False
-    attempt: int = 0
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -66,7 +64,6 @@ class Place:
             port=whole("MASTER_PORT", environment),
             listener=whole(LISTENER, environment) if LISTENER in environment else None,
             hosted=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
         )
 
     @classmethod

@@ -1,12 +1,20 @@
-"""How the ranks of a run find each other: a store, a roll call with a deadline, then the process group."""
+"""How the ranks of a run find each other: a store, a roll call with a deadline, then the process group.
+
+A launcher that restarts ranks keeps its store, and with it what the ranks before have left there. Nothing that it tells
+its ranks names the attempt that they belong to: each node of torchrun counts restarts by itself, so one that came later
+counts fewer, and a change of members is not counted at all. So rank 0 gives the attempt a name, and answers with it to
+whoever has left a token in the store, which only that process waits to see answered.
+"""
 
 import contextlib
 import gc
 import os
 import re
+import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -20,8 +28,12 @@ from spardl.transport.meeting import GRACE_S
 from spardl.transport.patience import store_is_silent, within
 from spardl.transport.watch import open_watches
 
+Result = TypeVar("Result")
+
 # How long rank 0 keeps the store open so that everybody hears who is missing.
 FAREWELL = timedelta(seconds=3)
+# How often rank 0 looks for tokens in a launcher's store.
+LOOK = timedelta(seconds=0.05)
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 
@@ -36,8 +48,9 @@ def process_group(place: Place, timeout: float) -> Iterator[None]:
     store = _store(place, timeout)
     began = time.monotonic()
     try:
-        _bounded(lambda: _call_the_roll(store, place, timeout), store, place, timeout + FAREWELL.total_seconds())
-        _bounded(lambda: _make_group(store, place, timeout), store, place, timeout)
+        most = (2 if place.hosted else 1) * timeout + FAREWELL.total_seconds()  # for rank 0 to come, and to count
+        ours = _bounded(lambda: _call_the_roll(store, place, timeout), store, place, most)
+        _bounded(lambda: _make_group(ours, place, timeout), store, place, timeout)
         began = time.monotonic()
         yield
     except RuntimeError as error:
@@ -60,9 +73,9 @@ def _make_group(store: Store, place: Place, timeout: float) -> None:
     )
 
 
-def _bounded(job: Callable[[], None], store: Store, place: Place, seconds: float) -> None:
+def _bounded(job: Callable[[], Result], store: Store, place: Place, seconds: float) -> Result:
     """Do this in good time: a store whose process is stopped would let torch wait without end."""
-    within(seconds + GRACE_S, job, lambda: store_is_silent(store, place.rank, seconds + GRACE_S))
+    return within(seconds + GRACE_S, job, lambda: store_is_silent(store, place.rank, seconds + GRACE_S))
 
 
 def _lost(place: Place, timeout: float, began: float, reason: str) -> PeerError:
@@ -104,7 +117,7 @@ def _store(place: Place, timeout: float) -> Store:
         store = within(timeout + GRACE_S, connect, lambda: _no_store(place, timeout, keeper, "it takes too long"))
     except dist.DistError as error:
         raise _no_store(place, timeout, keeper, str(error)) from error
-    return PrefixStore(f"spardl/{place.attempt}", store)
+    return PrefixStore("spardl", store)
 
 
 def _no_store(place: Place, timeout: float, keeper: bool, reason: str) -> SparDLError:
@@ -121,11 +134,14 @@ def _no_store(place: Place, timeout: float, keeper: bool, reason: str) -> SparDL
     return ConfigError(f"rank 0 cannot listen at {place.address}: {reason.splitlines()[0]}")
 
 
-def _call_the_roll(store: Store, place: Place, timeout: float) -> None:
-    """Return when all ranks are there. Rank 0 counts, and tells the others what it found."""
-    if store.add(f"here/{place.rank}", 1) > 1:
+def _call_the_roll(store: Store, place: Place, timeout: float) -> Store:
+    """When all ranks are there, the part of the store that is theirs. Rank 0 counts, and tells the others."""
+    name = "run" if not place.hosted else secrets.token_hex(16) if place.rank == 0 else _invited(store, place, timeout)
+    ours = PrefixStore(name, store)
+    if ours.add(f"here/{place.rank}", 1) > 1:
         raise ConfigError(f"two processes claim rank {place.rank} at {place.address}; give each its own RANK.")
-    missing = _count(store, place, timeout) if place.rank == 0 else _hear(store, place, timeout)
+    inviter = _Inviter(store, name) if place.hosted else None
+    missing = _count(ours, place, timeout, inviter) if place.rank == 0 else _hear(ours, place, timeout)
     if missing:
         ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(str(rank) for rank in missing)
         alone = len(missing) == place.workers - 1
@@ -136,17 +152,55 @@ def _call_the_roll(store: Store, place: Place, timeout: float) -> None:
             peer=missing[0],
             candidates=(*missing, *([place.rank] if alone else [])),
         )
+    return ours
 
 
-def _count(store: Store, place: Place, timeout: float) -> list[int]:
-    """Wait for every rank; publish and return those that did not come."""
-    keys = {rank: f"here/{rank}" for rank in range(place.workers)}
+def _invited(store: Store, place: Place, timeout: float) -> str:
+    """The name that rank 0 has given this attempt."""
+    token = secrets.token_hex(16)
+    store.set(f"token/{place.rank}", token)
     try:
-        store.wait(list(keys.values()), timedelta(seconds=timeout))
-    except dist.DistError:
-        missing = [rank for rank, key in keys.items() if not store.check([key])]
-    else:
-        missing = []
+        store.wait([f"attempt/{token}"], timedelta(seconds=timeout))
+    except dist.DistError as error:
+        raise AbsentPeer(
+            f"rank 0 never came to {place.address} within {timeout:g} s; start it, or raise --timeout, unless all"
+            f" others have given up on rank {place.rank} already.",
+            peer=0,
+            candidates=(0, place.rank),
+        ) from error
+    return store.get(f"attempt/{token}").decode()
+
+
+class _Inviter:
+    """Rank 0 where a launcher keeps the store: it tells this attempt's name to whoever is there. Tokens of processes
+    that are gone may be among those it finds; nobody waits for what these are told."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name = store, name
+        self._told = set[bytes]()
+
+    def invite(self, ranks: Iterable[int]) -> None:
+        for key in (f"token/{rank}" for rank in ranks):
+            token = self._store.get(key) if self._store.check([key]) else b""
+            if token and token not in self._told:
+                self._store.set(f"attempt/{token.decode()}", self._name)
+                self._told.add(token)
+
+
+def _count(store: Store, place: Place, timeout: float, inviter: _Inviter | None) -> list[int]:
+    """Wait for every rank; publish and return those that did not come."""
+    deadline = time.monotonic() + timeout
+    keys = {rank: f"here/{rank}" for rank in range(place.workers)}
+    missing = list(keys)
+    while missing:
+        if inviter is not None:
+            inviter.invite(missing)
+        left = timedelta(seconds=max(0.001, deadline - time.monotonic()))
+        with contextlib.suppress(dist.DistError):
+            store.wait([keys[rank] for rank in missing], left if inviter is None else min(left, LOOK))
+        missing = [rank for rank in missing if not store.check([keys[rank]])]
+        if time.monotonic() > deadline:
+            break
     store.set("missing", ",".join(str(rank) for rank in missing))
     if missing:
         present = [f"heard/{rank}" for rank in keys if rank not in (0, *missing)]
@@ -156,7 +210,8 @@ def _count(store: Store, place: Place, timeout: float) -> list[int]:
 
 
 def _hear(store: Store, place: Place, timeout: float) -> list[int]:
-    """What rank 0 found. It keeps the store, so it is there already and has at most `timeout` seconds left to count."""
+    """What rank 0 found. It keeps the store, or has named this attempt, so it is there already and has at most
+    `timeout` seconds left to count."""
     try:
         store.wait(["missing"], timedelta(seconds=timeout) + FAREWELL)
         missing = store.get("missing").decode()

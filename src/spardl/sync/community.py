@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spardl.config import SyncConfig, configure
-from spardl.errors import ConfigError
+from spardl.errors import ConfigError, LeftBehind
 from spardl.metrics import Change
 from spardl.sync.plan import Member, plan_model
 from spardl.sync.session import Session
@@ -76,7 +76,8 @@ def go_on(session: Session, settle: Callable[[Any], None] = lambda _: None, *, g
         Whether the step that was under way on this rank counts; if not, it is to be made again.
 
     Raises:
-        PeerError: this rank is not among them, or too few are left.
+        LeftBehind: this rank is not among them; it may come back (`come_back`).
+        PeerError: too few are left.
     """
     started = time.perf_counter()
     session.wait()
@@ -84,23 +85,67 @@ def go_on(session: Session, settle: Callable[[Any], None] = lambda _: None, *, g
     before = session.transport.watch.members
     try:
         transport, found = session.transport.reformed(session.worker.concluded, guests=guests)
+    except LeftBehind:
+        raise
     except BaseException:
         session.worker.abandon()
         raise
-    session.transport, session.compared = transport, False
     result = session.worker.go_on(transport, found.concluded)
     if result is not None:
         settle(result)
-    session.config = fitting(session.config, transport.workers)
-    members = [member for plan in session.plan for member in plan.members]
-    plans = plan_model(session.config, members, transport.workers)
-    session.sync.regroup(plans, place=(transport.rank, transport.workers))
+    _form_anew(session, transport)
     left = tuple(sorted(set(before) - set(found.members)))
+    session.departed |= dict.fromkeys(left, found.concluded)
     joined = tuple(sorted(set(found.members) - set(before)))
     seconds = time.perf_counter() - started
     session.changes.append(Change(found.epoch, session.sync.steps, found.members, left, joined, seconds))
     logger.warning("%s", told(session.changes[-1], transport.rank))
     return result is not None
+
+
+@dataclass(frozen=True)
+class Return:
+    """What a rank has found that comes back: how many steps count there, and the number that it had before."""
+
+    concluded: int
+    number: int
+
+
+def come_back(session: Session) -> Return:
+    """Join those that have gone on without this rank, between two of their steps, as a newcomer does. What was under
+    way here waits for `settle_return`, since the others know whether it counts.
+
+    Raises:
+        PeerError: nobody has let this rank in.
+    """
+    assert isinstance(session.transport, DirectTransport)
+    number = session.transport.watch.number
+    transport, found = session.transport.returning()
+    session.transport = transport
+    return Return(found.concluded, number)
+
+
+def settle_return(session: Session, back: Return, steps: int, settle: Callable[[Any], None]) -> None:
+    """Take part from now on, after `steps` steps. `settle`: called with what the step came to that was under way when
+    this rank was left behind, if that counts."""
+    transport = session.transport
+    assert isinstance(transport, DirectTransport)
+    counts = session.departed.get(back.number, 0) > session.worker.concluded
+    result = session.worker.come_back(transport, counts=counts, concluded=back.concluded)
+    if result is not None:
+        settle(result)
+    _form_anew(session, transport)
+    session.sync.steps = steps
+    logger.warning("rank %d was left behind, and is rank %d now", back.number, session.transport.rank)
+
+
+def _form_anew(session: Session, transport: DirectTransport) -> None:
+    """Arrange groups for the ranks that this transport connects."""
+    session.transport, session.compared = transport, False
+    session.config = fitting(session.config, transport.workers)
+    members = [member for plan in session.plan for member in plan.members]
+    plans = plan_model(session.config, members, transport.workers)
+    session.sync.regroup(plans, place=(transport.rank, transport.workers))
 
 
 def fitting(config: SyncConfig, workers: int) -> SyncConfig:

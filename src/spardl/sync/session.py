@@ -101,6 +101,7 @@ class Session:
         self.transport = transport
         transport.checks = config.paranoid > 0
         self.changes: list[Change] = []
+        self.departed: dict[int, int] = {}  # who was left behind, by number, and how many steps counted then
         self.seconds_exposed = 0.0  # that training has waited for exchanges, as front ends count them
         self.fellows = fellows
         self.config = config

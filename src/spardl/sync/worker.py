@@ -133,6 +133,18 @@ class Worker:
         self._transport, self.failure, self.heard = transport, None, False
         return result
 
+    def come_back(self, transport: Transport, *, counts: bool, concluded: int) -> Any:
+        """Work over this transport from now on, among others that have gone on and have concluded so many steps.
+
+        `counts`: the step that all were ready for when they did, if there was one, counts; what it came to is returned.
+        """
+        conclude, self._undecided = self._undecided, None
+        result = conclude() if counts and conclude is not None else None
+        if result is None:
+            self._sync.abandon()
+        self._transport, self.failure, self.heard, self.concluded = transport, None, False, concluded
+        return result
+
     def abandon(self) -> None:
         """Roll back whatever has begun."""
         self._undecided = None

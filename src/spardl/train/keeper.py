@@ -64,7 +64,7 @@ class Keeper:
                 shutil.rmtree(left, ignore_errors=True)
         if self._saving.resume is None:
             return
-        candidates = self._candidates()
+        candidates = self._candidates(run)
         for folder in candidates:
             problem, final = _first_problem(functools.partial(self._load, run, folder))
             if not problem:
@@ -79,7 +79,7 @@ class Keeper:
         if candidates:
             raise CheckpointError(f"none of the {len(candidates)} checkpoints in {candidates[0].parent} can be used.")
 
-    def _candidates(self) -> list[Path]:
+    def _candidates(self, run: Run) -> list[Path]:
         """What to try, best first: the same on all ranks, as rank 0 sees it."""
         resume = self._saving.resume
         asked = None if resume in (None, "latest", "auto") else Path(str(resume))
@@ -87,7 +87,7 @@ class Keeper:
             return [asked]
         folder = asked or self._saving.folder
         assert folder is not None, "Saving.check() refuses this"
-        steps = json.loads(_gather(json.dumps(steps_in(folder)[::-1][:40]))[0])
+        steps = json.loads(_gather(json.dumps(in_order(run, folder)[::-1][:40]))[0])
         return [folder / checkpoint_name(step) for step in steps]
 
     def _load(self, run: Run, folder: Path) -> None:
@@ -145,7 +145,7 @@ class Keeper:
             if run.rank == 0:
                 check_files(place, files)
                 publish(folder, self._meta(run, files))
-                self._prune(run.step, parent)
+                self._prune(run, parent)
         self._council.note_save()
 
     def _meta(self, run: Run, files: dict[str, Facts]) -> dict[str, Any]:
@@ -159,10 +159,25 @@ class Keeper:
             "files": files,
         }
 
-    def _prune(self, step: int, parent: Path) -> None:
+    def _prune(self, run: Run, parent: Path) -> None:
         """Leave the last few, up to this step: where a run was taken up at an earlier one, later ones are as good."""
-        for old in [each for each in steps_in(parent) if each <= step][: -self._saving.keep]:
+        steps = in_order(run, parent)
+        for old in steps[: steps.index(run.step) + 1][: -self._saving.keep]:
             discard(parent / checkpoint_name(old))
+
+
+def in_order(run: Run, folder: Path) -> list[int]:
+    """The steps of the checkpoints in a folder, by how far into the epochs they are: a run with more workers has fewer
+    steps, so that one which went on with more has later checkpoints with lower numbers."""
+    in_each = functools.cache(run.count_steps)
+
+    def epochs(step: int) -> float:
+        with contextlib.suppress(SparDLError):
+            workers = read_meta(folder / checkpoint_name(step))["identity"].get("workers")
+            return step / in_each(workers if is_count(workers, least=1) else run.workers)
+        return step / in_each(run.workers)  # it is damaged, as whoever tries it will find
+
+    return sorted(steps_in(folder), key=epochs)
 
 
 class _Refused(CheckpointError):

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from spardl.choices import is_count
-from spardl.errors import PeerError
+from spardl.errors import LeftBehind, PeerError
 from spardl.transport.watch import Answer, Card, Place, Silence, Standing, Watch
 
 SILENCE_S = 10.0  # after which a rank that says nothing is left behind, if the timeout is not shorter
+HEARD_S = 1.0  # for ranks that come in time to hear that one was given up on which did not
 GRACE_S = 30.0  # beyond the timeout, for all to accept
 NAP_S = 0.02
 
@@ -66,20 +67,29 @@ class Ballot:
     knocks: tuple[Card, ...] = ()
 
 
-def agree(watch: Watch, place: Place, concluded: int, *, timeout: float, guests: bool = False) -> Proposal:
+def agree(
+    watch: Watch,
+    place: Place,
+    concluded: int,
+    *,
+    timeout: float,
+    patience: float | None = None,
+    guests: bool = False,
+) -> Proposal:
     """What those that remain have decided. `place` is where this rank listens for the others.
 
     Takes a few tens of milliseconds if all others are there or gone for certain. Whoever is there is waited for until
-    the timeout, whoever is silent for `SILENCE_S` at the most. `guests`: between two steps, when newcomers can be let
-    in.
+    the timeout, whoever is silent for `SILENCE_S` at the most. With `patience`, whoever has given up on somebody itself
+    is waited for for so long, and whoever has not for `HEARD_S`: it is the one that was waited for in vain. `guests`:
+    between two steps, when newcomers can be let in.
 
     Raises:
-        PeerError: the others have gone on without this rank, or too few are left to be sure that they are not the ones
-            that were cut off.
+        LeftBehind: the others have gone on without this rank.
+        PeerError: too few are left to be sure that they are not the ones that were cut off.
     """
     knocks = tuple(watch.knocks) if guests else ()
     ballot = Ballot(watch.epoch, concluded, Card(watch.place, place), open=guests, known=watch.known, knocks=knocks)
-    council = _Council(watch, ballot, timeout)
+    council = _Council(watch, ballot, timeout, patience)
     deadline = time.monotonic() + timeout + GRACE_S
     while time.monotonic() < deadline:
         decided = council.look()
@@ -116,9 +126,9 @@ def be_let_in(watch: Watch, card: Card, *, timeout: float) -> Proposal:
 class _Council:
     """One rank's part in it."""
 
-    def __init__(self, watch: Watch, ballot: Ballot, timeout: float) -> None:
+    def __init__(self, watch: Watch, ballot: Ballot, timeout: float, patience: float | None = None) -> None:
         self._watch = watch
-        self._timeout = timeout
+        self._timeout, self._patience = timeout, patience
         self._began = time.monotonic()
         self._others = [number for number in watch.members if number != watch.number]
         self._guests: dict[int, Card] = {}
@@ -193,8 +203,14 @@ class _Council:
         """Whether a rank may still come: it has only just fallen silent, or computes."""
         if answer is Silence.GONE or ballot_of(answer) is not None or _has_failed(number, answer):
             return False
-        patience = self._timeout if isinstance(answer, Standing) else min(self._timeout, SILENCE_S)
-        return time.monotonic() - self._began < patience
+        return time.monotonic() - self._began < self._time_for(answer)
+
+    def _time_for(self, answer: Answer) -> float:
+        """Seconds that a rank is waited for which has given this answer."""
+        if self._patience is not None:
+            comes = isinstance(answer, Standing) and answer.blames is not None
+            return min(self._timeout, self._patience if comes else HEARD_S)
+        return self._timeout if isinstance(answer, Standing) else min(self._timeout, SILENCE_S)
 
     def _check_that_we_belong(self, answers: Mapping[int, Answer]) -> None:
         for number, each in answers.items():
@@ -202,7 +218,7 @@ class _Council:
                 continue
             if self._watch.number not in each.members:
                 text = f"rank {self._watch.rank}, this one, was given up on: rank {number} and others go on"
-                raise PeerError(f"{text} without it.", peer=self._watch.rank)
+                raise LeftBehind(f"{text} without it.", peer=self._watch.rank)
 
     def _check_that_we_are_enough(self, answers: Mapping[int, Answer], ballots: Mapping[int, Ballot]) -> None:
         """Ranks of which nobody can tell whether they are dead or cut off might go on as well: the half that is larger,

@@ -71,9 +71,7 @@ class Link:
 
     def __init__(self, peer: int, line: "socket.socket | SecureLine", timeout: float, *, blocks: bool) -> None:
         if blocks:
-            limit = struct.pack("@ll", *divmod(math.ceil(timeout * 1e6), 1_000_000))
             line.setblocking(True)
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         _notice_dead_lines(line, timeout)
         self.peer = peer
         self.fd = line.fileno()
@@ -83,7 +81,8 @@ class Link:
         self.expecting = False
         self.started = False  # the expected message has begun to arrive
         self.words = record.record(self.fd, timeout)
-        self._line = line
+        self._line, self._blocks = line, blocks
+        self.limit(timeout)
         self._holds = line.holds if isinstance(line, SecureLine) else None
         memory = self.words.data.cast("B")
         self._lead = memory[8 * record.OUT :][: _HEADER.size]
@@ -91,6 +90,13 @@ class Link:
         self._into = self._head
         self._payload: Bytes | None = None
         self._capacity = self._mark = 0
+
+    def limit(self, timeout: float) -> None:
+        """A wait may take so many seconds from now on."""
+        if self._blocks:
+            limit = struct.pack("@ll", *divmod(math.ceil(timeout * 1e6), 1_000_000))
+            self._line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self.words[record.PATIENCE] = record.patience(timeout)
 
     @property
     def wants(self) -> int:

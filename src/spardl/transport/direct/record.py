@@ -42,5 +42,10 @@ def record(line: int, timeout: float) -> Words:
     words[MESSAGE + 2], words[MESSAGE + 3] = address + 8 * VECTOR, 2
     words[POLL : POLL + 1].view(np.int32)[0] = line
     words[POLL : POLL + 1].view(np.int16)[2] = select.POLLIN
-    words[PATIENCE] = min(math.ceil(1000 * timeout), (1 << 31) - 1)
+    words[PATIENCE] = patience(timeout)
     return words
+
+
+def patience(timeout: float) -> int:
+    """These seconds as the word of that name."""
+    return min(math.ceil(1000 * timeout), (1 << 31) - 1)

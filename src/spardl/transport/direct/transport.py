@@ -86,6 +86,7 @@ class DirectTransport:
         self.device, self.traffic = made.device, made.traffic  # one account for both
         self.checks = False
         self._timeout, self._compiled, self._key = timeout, compiled, key
+        self._patience: float | None = None
         self._looks = POLLS_BEFORE_SLEEP if cores_per_rank(made.gather_texts) >= 1 else 0
         address = own_address(made.addresses[made.rank])
         lines = connect_all(made.rank, address, made.gather_texts, timeout=timeout)
@@ -106,10 +107,21 @@ class DirectTransport:
         self._can_swap = self._compiled and key is None and _can_be_compiled()
         if self._can_swap:
             self._swap_now = kernels.load("spardl.transport.direct.exchange").exchange
-        self._links = {peer: Link(peer, line, self._timeout, blocks=self._can_swap) for peer, line in ends.items()}
+        self._links = {peer: Link(peer, line, self._limit, blocks=self._can_swap) for peer, line in ends.items()}
         self.watch.for_whom(self.pending)
         _open.add(self)
         _watch_forks()
+
+    @property
+    def _limit(self) -> float:
+        """Seconds that a round may wait."""
+        return self._timeout if self._patience is None else min(self._timeout, self._patience)
+
+    def be_patient(self, seconds: float) -> None:
+        """From now on nobody is waited for for longer, in rounds and, about a second more, by those who go on."""
+        self._patience = seconds
+        for link in self._links.values():
+            link.limit(self._limit)
 
     def reformed(self, concluded: int, *, guests: bool = False) -> tuple["DirectTransport", Proposal]:
         """A transport between the ranks that are left, when this one has failed; with `guests`, between all, and
@@ -127,12 +139,27 @@ class DirectTransport:
             listener, card = listen(self.rank, address)
             with listener, contextlib.suppress(Unreachable):
                 place = (card["address"], card["port"])
-                found = agree(watch, place, concluded, timeout=self._timeout, guests=guests)
+                limits: dict[str, Any] = {"timeout": self._timeout, "patience": self._patience}
+                found = agree(watch, place, concluded, guests=guests, **limits)
                 lines = _lines_of(found, watch, listener, self._timeout)
-                how: dict[str, Any] = {"compiled": self._compiled, "looks": self._looks, "key": self._key}
-                how["checks"] = self.checks
-                return DirectTransport._of(found, watch, lines, self.traffic, timeout=self._timeout, **how), found
+                how: dict[str, Any] = {"compiled": self._compiled, "looks": self._looks, "key": self._key, **limits}
+                return DirectTransport._of(found, watch, lines, self.traffic, checks=self.checks, **how), found
         raise PeerError(f"rank {self.rank} could not connect to those that are left, in {ATTEMPTS} attempts.")
+
+    def returning(self) -> tuple["DirectTransport", Proposal]:
+        """A transport between this rank, that the others have gone on without, and them, as a newcomer with another
+        number. This one is closed.
+
+        Raises:
+            PeerError: nobody has let it in.
+        """
+        places = {number: place for number, place in self.watch.places.items() if number != self.watch.number}
+        made, found = DirectTransport.joining(self.watch.secret, places, timeout=self._timeout, key=self._key)
+        self.close()
+        made.traffic, made.checks, made._looks = self.traffic, self.checks, self._looks
+        if self._patience is not None:
+            made.be_patient(self._patience)
+        return made, found
 
     @classmethod
     def joining(
@@ -168,6 +195,7 @@ class DirectTransport:
         traffic: Traffic,
         *,
         timeout: float,
+        patience: float | None = None,
         compiled: bool = True,
         looks: int = 0,
         key: Key | None = None,
@@ -177,6 +205,7 @@ class DirectTransport:
         made = cls.__new__(cls)
         made._inner, made.device, made.traffic, made.checks = None, torch.device("cpu"), traffic, checks
         made._timeout, made._compiled, made._looks, made._key = timeout, compiled, looks, key
+        made._patience = patience
         watch.adopt(found.epoch, found.members, [card.watch for card in found.cards])
         made._begin(watch, [card.mesh[0] for card in found.cards], lines)
         return made
@@ -305,7 +334,7 @@ class DirectTransport:
         return frames
 
     def _pace(self, moved: int) -> Pace:
-        pace = Pace(self.watch.since, self._timeout, self.watch.away)
+        pace = Pace(self.watch.since, self._limit, self.watch.away)
         pace.moved(moved, monotonic())
         return pace
 
@@ -325,7 +354,7 @@ class DirectTransport:
                 return failures.dragged(blamed, self._who(blamed), peer, where)
             return failures.missing(peer, self._who(peer), str(trouble), where)
         suspects = trouble.peers if isinstance(trouble, Silent) else (peer,)
-        verdict = inquire(self.watch, suspects, self.workers, since=self.watch.since, timeout=self._timeout)
+        verdict = inquire(self.watch, suspects, self.workers, since=self.watch.since, timeout=self._limit)
         return failures.judged(verdict, self.rank, self._who, str(trouble), where)
 
     def _absence(self) -> str:
