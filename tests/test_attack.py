@@ -107,7 +107,7 @@ def test_a_command_that_fails_before_its_fault_is_a_failure(
 @pytest.mark.parametrize(
     ("only", "trials", "timeout"),
     [
-        ("kill -9 in", 2, 60),
+        ("kill -9 in", 1, 60),
         ("stopped for longer, in a round", 1, 6),
         pytest.param("kill -9 in", 8, 60, marks=pytest.mark.slow),
         pytest.param("exception", 2, 60, marks=pytest.mark.slow),

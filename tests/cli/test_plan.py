@@ -55,6 +55,7 @@ def test_a_script_is_stopped_after_a_few_steps_and_its_plan_fits_it(tmp_path: Pa
         plan.check_workers(3)
 
 
+@pytest.mark.slow  # starts ranks for each
 @pytest.mark.parametrize(
     ("width", "steps", "sentence"), [("wide", 9, "failed on rank"), pytest.param(64, 2, "few", marks=pytest.mark.slow)]
 )

@@ -26,13 +26,14 @@ def settings_for(workers):
     return [(d, g) for d in divisors(workers) for g in "rb" if g == "b" or is_power_of_two(d)]
 
 
-# Every count in one format and every format for some counts; the rest takes minutes.
+# Most counts in one format and every format for some counts; the rest takes minutes.
+FEW = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 17)
 FEW_BITS = ("int4", "int2", "int1")
 EVERY = [
-    pytest.param(workers, values, marks=[] if values == "bf16" or workers in some else [pytest.mark.slow])
+    pytest.param(workers, values, marks=[] if workers in some else [pytest.mark.slow])
     for workers in range(1, 18)
     for values in VALUES
-    for some in [(3, 4) if values in FEW_BITS else (2, 3, 6, 9)]
+    for some in [FEW if values == "bf16" else (3, 4) if values in FEW_BITS else (2, 3, 6, 9)]
 ]
 
 

@@ -128,6 +128,7 @@ def test_the_walk_through_shows_the_file_as_it_is() -> None:
         assert block in EXAMPLE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow  # the tests above import it
 def test_the_example_is_a_script_of_its_own() -> None:
     done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

@@ -258,6 +258,7 @@ raise KeyError("unrelated")
 """
 
 
+@pytest.mark.slow  # starts processes of its own
 def test_the_idle_thread_keeps_no_process_alive() -> None:
     """The process group can be destroyed beside it, and a script that ends, here by an exception, ends at once."""
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=90, check=False)

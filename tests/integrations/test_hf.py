@@ -207,6 +207,7 @@ def _in_parts(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
     return *found, losses, mesh.ndim, callback.sync.session.transport.workers, callback.sync.stats().total.density
 
 
+@pytest.mark.slow  # test_accelerate.py has FSDP2 between replicas too
 def test_fsdp2_is_dense_within_replicas_and_sparse_between_them_and_resumes_exactly(tmp_path: Path) -> None:
     """All ranks end with one model, the same whether the run was stopped or not."""
     ranks = as_torchrun(4, _in_parts, tmp_path)

@@ -156,6 +156,7 @@ def adapt(rank, workers):
     return weights_of(model), sync.merging.densities, [group.delta for group in sync.stats().groups]
 
 
+@pytest.mark.slow  # three ranks profile, plan and adapt
 def test_lags_gives_every_group_a_density_of_its_own() -> None:
     """Between floor and ceiling, or dense; the same on all ranks; and the delta of sparse groups is known."""
     outcomes = on_processes(3, adapt)

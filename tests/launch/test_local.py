@@ -102,6 +102,7 @@ def test_a_stopped_worker_does_not_outlive_its_launcher_either() -> None:
         wait_for_end(list(ranks.values()))
 
 
+@pytest.mark.slow  # cli/test_failures.py has one that every rank refuses
 def test_what_every_rank_refuses_is_said_once() -> None:
     """Every rank finds that the batches are too large; the user reads it once."""
     done = spardl("train", "--workers", 2, "--batch-size", 1000)

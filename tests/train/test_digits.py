@@ -45,14 +45,13 @@ def test_one_percent_learns_what_dense_learns() -> None:
     Means and deviations of single runs, 12 seeds: the loss ends at 0.091 +- 0.013, so the mean of two is 0.009 off.
     It is 0.162 +- 0.012 if entries are lost that were cut on their way (residuals="local"), 0.30 +- 0.03 if results
     are half as large as they should be, and 2.1 if nothing is kept that was not sent. Accuracy is 1.3 +- 0.3 points
-    below that of dense from the same seed, which is at 98.6 +- 0.3 %.
+    below that of dense, which is at 98.6 +- 0.3 %, so a mean of two is 97.3 +- 0.3 %.
     """
-    dense, sparse = (
-        trained([method], seeds=seeds, epochs=8)[method] for method, seeds in (("dense", 1), ("spardl", 2))
-    )
-    assert loss(sparse) < 0.13
-    assert accuracy(sparse) > accuracy(dense) - 0.025, f"dense {accuracy(dense):.4f}, sparse {accuracy(sparse):.4f}"
-    assert max(run.bytes_per_step for run in sparse) < dense[0].bytes_per_step / 100
+    runs = trained(["spardl"], seeds=2, epochs=8)["spardl"]
+    assert loss(runs) < 0.13
+    assert accuracy(runs) > 0.955
+    everything = 2 * 4 * runs[0].parameters * 3 / 4  # bytes that one of four workers sends in a dense all-reduce
+    assert max(run.bytes_per_step for run in runs) < everything / 100
 
 
 @pytest.mark.slow
