@@ -135,7 +135,8 @@ def test_all_that_a_straggler_computes_counts_to_the_last_bit(settings: dict[str
     for rank in (0, 2):
         made = ranks[rank]["made"]
         assert (stretches[rank] >= 2.0 * made).all() and (stretches[rank] < 3.0 * made).all()
-        assert (stretches[rank] > 2.0 * made).any()
+    # Which of them had the largest entries meanwhile hangs on how many steps that was.
+    assert any((stretches[rank] > 2.0 * ranks[rank]["made"]).any() for rank in (0, 2))
 
 
 def freeze(rank: int, workers: int, pids: Any, missed: Any) -> dict[str, Any]:

@@ -131,13 +131,20 @@ class _Council:
         self._timeout, self._patience = timeout, patience
         self._began = time.monotonic()
         self._others = [number for number in watch.members if number != watch.number]
+        self._silent: dict[int, Answer] = {}  # ranks that are waited for no more: to ask them again takes a second each
         self._guests: dict[int, Card] = {}
         self._proposed = self._began
         self._publish(ballot)
 
     def look(self) -> Proposal | None:
         """Ask all others, and answer to what they say; what was decided, once it is."""
-        answers = self._watch.survey(self._others)
+        asked = self._watch.survey(number for number in self._others if number not in self._silent)
+        answers = asked | self._silent
+        self._silent |= {
+            number: each
+            for number, each in asked.items()
+            if isinstance(each, Silence) and not self._is_waited_for(number, each)
+        }
         self._check_that_we_belong(answers)
         ballots = {number: ballot for number, each in answers.items() if (ballot := ballot_of(each)) is not None}
         offers = [(number, each.proposal) for number, each in ballots.items() if each.proposal is not None]
