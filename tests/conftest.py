@@ -6,6 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from spardl.machine import WITHOUT_AMX, claims_amx_in_vain
+
+# Where torch itself is killed by an instruction that the machine only announces, tests go without it. Processes that
+# pytest-xdist starts have this environment already.
+if "PYTEST_XDIST_WORKER" not in os.environ and claims_amx_in_vain():
+    os.environ |= WITHOUT_AMX
+
 # Tests run side by side, and most of them start processes of their own: a thread each is enough.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

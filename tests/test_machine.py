@@ -2,10 +2,12 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
-from spardl.machine import cores_each, cores_per_rank
+from spardl import machine
+from spardl.machine import claims_amx_in_vain, cores_each, cores_per_rank
 
 
 def test_ranks_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +33,21 @@ def test_where_the_kernel_has_no_boot_id_the_name_of_the_machine_serves(monkeypa
 
 def _no_such_file(*_: object) -> str:
     raise FileNotFoundError
+
+
+@pytest.mark.parametrize(
+    ("announced", "multiply", "in_vain"),
+    [
+        ("avx512f amx_bf16", "import os; os.kill(os.getpid(), 4)", True),
+        ("avx512f amx_bf16", "pass", False),
+        ("avx2", "import os; os.kill(os.getpid(), 4)", False),
+    ],
+)
+def test_an_instruction_that_is_only_announced_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, announced: str, multiply: str, in_vain: bool
+) -> None:
+    """By a process that uses it and is killed; none is started where it is not announced."""
+    (tmp_path / "cpuinfo").write_text(f"flags : {announced}")
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "_MULTIPLY", multiply)
+    assert claims_amx_in_vain() is in_vain

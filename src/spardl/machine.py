@@ -1,7 +1,10 @@
-"""The machine that this process runs on: its cores, and which ranks share them."""
+"""The machine that this process runs on: its cores, which ranks share them, and what it only claims."""
 
 import os
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from spardl.agreement import Gather, gather_values
@@ -33,3 +36,19 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
         return os.uname().nodename
+
+
+# A virtual machine may announce AMX and have none. Up to this set of instructions oneDNN, torch's library for matrices,
+# goes without it.
+WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+_AMX = "amx_bf16"
+_CPUINFO = Path("/proc/cpuinfo")
+_MULTIPLY = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
+
+
+def claims_amx_in_vain(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a process that multiplies matrices of bfloat16 is killed here, as it is where AMX is announced and is not
+    there. Tried in a process of its own, for some seconds, and only where AMX is announced."""
+    if not (_CPUINFO.exists() and _AMX in _CPUINFO.read_text()):
+        return False
+    return subprocess.run([sys.executable, "-c", _MULTIPLY], env=environment, stderr=subprocess.DEVNULL).returncode < 0

@@ -20,7 +20,7 @@ def test_two_ranks_on_this_machine_exchange_and_everything_is_told_as_records(tm
     told = json_lines(done.stdout)
     topics = {each["topic"] for each in told}
     assert topics == {
-        *("versions", "extras", "devices", "cores", "network", "ports", "kernels"),
+        *("versions", "extras", "devices", "cores", "instructions", "network", "ports", "kernels"),
         *("connections", "ranks", "exchange"),
     }
     assert not [each for each in told if each["verdict"] == "bad"]
@@ -84,6 +84,15 @@ def test_a_missing_core_package_is_wrong_with_the_command_that_brings_it(monkeyp
     (bad,) = (each for each in findings.versions() if each.verdict == "bad")
     assert bad.text.startswith("numba is not installed")
     assert bad.advice == "install it with: pip install numba"
+
+
+def test_instructions_that_kill_are_wrong_with_the_variable_that_avoids_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "claims_amx_in_vain", lambda environment: "ONEDNN_MAX_CPU_ISA" not in environment)
+    (bad,) = findings.instructions({})
+    assert bad.verdict == "bad"
+    name, _, value = bad.advice.split()[1].partition("=")
+    (good,) = findings.instructions({name: value})
+    assert good.verdict == "good"
 
 
 def test_a_look_that_fails_is_a_finding_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spardl.extras import how_to_install, is_installed
-from spardl.machine import cores
+from spardl.machine import WITHOUT_AMX, claims_amx_in_vain, cores
 from spardl.version import __version__
 
 Verdict = Literal["good", "note", "bad"]
@@ -60,6 +60,7 @@ def local_findings(environment: Mapping[str, str] = os.environ) -> Iterator[Find
         "versions": versions,
         "devices": devices,
         "cores": cores_and_load,
+        "instructions": lambda: instructions(environment),
         "network": lambda: network(environment),
         "ports": ports,
         "kernels": compiled_loops,
@@ -133,6 +134,16 @@ def cores_and_load() -> Iterator[Finding]:
         yield Finding("cores", "note", f"{text}, and a load of {load:.1f}: others compute here.", advice)
     else:
         yield Finding("cores", "good", f"{text}, load {load:.1f}.")
+
+
+def instructions(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether this machine has the instructions that torch takes it to have."""
+    if claims_amx_in_vain(environment):
+        text = "this machine announces AMX and has none: a process that multiplies matrices of bfloat16 is killed."
+        advice = " ".join(f"{name}={value}" for name, value in WITHOUT_AMX.items())
+        yield Finding("instructions", "bad", text, f"set {advice} wherever you train with 16 bits.")
+    else:
+        yield Finding("instructions", "good", "matrices of 16 bits can be multiplied.")
 
 
 # --- network --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,9 @@ LOOPBACK = "lo"
 # After a failure: how long the others may take to say why, and then to end when asked to.
 HEARING_S = 1.0
 ENDING_S = 3.0
+_HINTS: dict[int, str] = {
+    signal.SIGILL: " Its processor lacks an instruction that it announces; spardl doctor says what to set.",
+}
 
 
 class Interrupted(Exception):
@@ -55,7 +58,7 @@ class Worker:
         if code == 0:
             return None
         if code < 0:
-            return Failure(f"rank {self.rank} was killed by {signal.Signals(-code).name}.")
+            return Failure(f"rank {self.rank} was killed by {signal.Signals(-code).name}.{_HINTS.get(-code, '')}")
         reported = Failure.from_report(bytes(self.report))
         return reported or Failure(f"rank {self.rank} ended with exit code {code} and without a word.")
 
