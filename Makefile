@@ -21,6 +21,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Tests start hundreds of processes: where Python was told to write no bytecode, each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all bench attack soak fuzz check format dist docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
