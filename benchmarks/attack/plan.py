@@ -31,6 +31,7 @@ class Kind:
     harmless whether the run must come to its end all the same, with the same weights
     lasts    for which share of the timeout a rank is stopped, or a line is down or slow
     rate     of a line that is slow instead of down
+    bought   seconds more that an error may take: a round may take one more for each KiB that still gets through
     """
 
     name: str
@@ -40,6 +41,7 @@ class Kind:
     harmless: bool = False
     lasts: float = 0.0
     rate: str = ""
+    bought: float = 0.0
     weight: int = 1
 
 
@@ -65,7 +67,7 @@ KINDS = (
     Kind("the wall clock jumps", "clock", ("step",), harmless=True),
     Kind("line down, and up in time", "link", ("step",), harmless=True, lasts=SHORT),
     Kind("line down", "link", ("step",), lasts=LONG, weight=2),
-    Kind("line at a crawl", "link", ("step",), lasts=LONG, rate="2kbit"),
+    Kind("line at a crawl", "link", ("step",), lasts=LONG, rate="2kbit", bought=3.0),
     Kind("kill -9, and the others go on", "lose", ("round", "step", "commit"), weight=2),
     Kind("kill -9 of two ranks, and the others go on", "lose", ("round", "step", "commit"), victims=2),
     Kind("spardl train: launcher or rank killed", "command", ("launcher", "rank"), weight=2),

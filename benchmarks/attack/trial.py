@@ -263,7 +263,7 @@ class Attacker:
             finding.note("no name" if end["peer"] is None else "wrong name", said)
         finding.note("residuals intact" if end["intact"] else "residuals changed", said)
         if rank not in victims and self._timed:
-            late = end["waited"] > finding.trial.timeout + IN_TIME_S
+            late = end["waited"] > finding.trial.timeout + IN_TIME_S + finding.trial.fault.bought
             finding.note("too late" if late else "in time", f"{end['waited']:.1f} s, {said}")
 
     def _resume(self, finding: Finding, folder: Path, expected: str) -> None:

@@ -36,7 +36,7 @@ from spardl.sync.plan import Member, plan_model
 from spardl.sync.synchronizer import Synchronizer
 from spardl.train import checkpoint
 from spardl.train.data import cifar, idx, movielens, text
-from spardl.transport import quorum, watch
+from spardl.transport import ear, quorum, words
 from spardl.transport.direct import mesh
 from spardl.wire import vector
 from spardl.wire.format import VALUE_FORMATS
@@ -173,29 +173,29 @@ class Greetings(Target):
     secret = bytes(range(32))
 
     def samples(self) -> list[bytes]:
-        self._ear = watch._Ear(1, secret=self.secret, known=4)
+        self._ear = ear.Ear(1, secret=self.secret, known=4)
         with mock.patch.object(secrets, "token_bytes", bytes):  # the same cases every time
-            question = watch._question(self.secret, 2, 1, 0)
-            knock = watch._knock(self.secret, 1, watch.Card(("10.0.0.1", 5), ("10.0.0.1", 6)))
+            question = words.question(self.secret, 2, 1, 0)
+            knock = words.knock(self.secret, 1, words.Card(("10.0.0.1", 5), ("10.0.0.1", 6)))
         text = json.dumps({"waits_for": [1], "seconds": 2.0, "blames": None}).encode()
         hello = mesh._HELLO.pack(b"SPDL", mesh.VERSION, 3, bytes(32)) + bytes(32)
-        answer = watch._answer(self._ear, question)
+        answer = ear._answer(self._ear, question)
         return [b"q" + question, b"q" + knock, b"h" + hello, b"s" + text, b"a" + answer]
 
     def read(self, data: bytes, chance: random.Random) -> None:
         kind, said = data[:1], data[1:]
         if kind == b"q":
-            size = watch._size_of(bytearray(said))
+            size = words.size_of(bytearray(said))
             whole = said[:size].ljust(size, b"\0")
-            if bool(watch._answer(self._ear, whole)) != (b"q" + whole in self.known):
+            if bool(ear._answer(self._ear, whole)) != (b"q" + whole in self.known):
                 raise Disagreement("a question without a proof was answered")
         elif kind == b"h":
             self._greet(said)
         elif kind == b"s":
-            watch._standing(said, 4)
+            words._standing(said, 4)
         else:
             question = self.known[0][1:]
-            watch._understood(self.secret, question, said, 4)
+            words.understood(self.secret, question, said, 4)
 
     def _greet(self, said: bytes) -> None:
         greeting = mesh._greet_as_called(self.secret, 1)
@@ -216,14 +216,14 @@ class Ballots(Target):
     name, weight, text = "ballot", 60, True
 
     def samples(self) -> list[bytes]:
-        card = watch.Card(("10.0.0.1", 5), ("10.0.0.1", 6))
+        card = words.Card(("10.0.0.1", 5), ("10.0.0.1", 6))
         proposal = quorum.Proposal(1, (0, 2), (card, card), 7, "k")
         ballots = [quorum.Ballot(0, 7, card, proposal, "k"), quorum.Ballot(0, 7, card, known=3, knocks=(card,))]
         said = {"waits_for": [], "seconds": 0.0, "blames": None, "epoch": 0, "members": [0, 1, 2]}
         return [json.dumps({**said, "ballot": dataclasses.asdict(each)}).encode() for each in ballots]
 
     def read(self, data: bytes, chance: random.Random) -> None:
-        quorum.ballot_of(watch._standing(data, 4))
+        quorum.ballot_of(words._standing(data, 4))
 
 
 # --- from the disk ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import spardl
 from frameworks import needs
 from processes import on_processes
 from spardl.integrations.observers import Logged, TensorBoard, in_words
-from spardl.transport.watch import Silence, Standing
+from spardl.transport.words import Silence, Standing
 from training import mlp, sgd, train
 
 

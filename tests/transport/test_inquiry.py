@@ -3,7 +3,7 @@
 import pytest
 
 from spardl.transport.inquiry import CUT_OFF, LATE, WORDS, Verdict, judge
-from spardl.transport.watch import Silence, Standing
+from spardl.transport.words import Silence, Standing
 
 T = 10.0
 

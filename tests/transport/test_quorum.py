@@ -11,7 +11,8 @@ import pytest
 from spardl.errors import PeerError
 from spardl.transport import quorum
 from spardl.transport.quorum import Ballot, Proposal, agree, ballot_of, be_let_in
-from spardl.transport.watch import NOBODY, Card, Silence, Standing, Watch
+from spardl.transport.watch import Watch
+from spardl.transport.words import NOBODY, Card, Silence, Standing
 from watching import HOST, watches
 
 TIMEOUT = 20.0

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from spardl.transport import watch as module
+from spardl.transport import words
 from spardl.transport.inquiry import inquire
-from spardl.transport.watch import Silence, Standing, Watch, open_watches
+from spardl.transport.watch import Watch, open_watches
+from spardl.transport.words import Silence, Standing
 from watching import HOST, watches
 
 
@@ -45,6 +47,19 @@ def test_whoever_leaves_tells_because_of_whom_and_says_so_when_asked() -> None:
         first.tell(2, [1])
         assert (second.told(), third.told()) == ({0: 2}, {})
         assert third.ask([0]) == {0: Standing(blames=2)}
+
+
+def test_a_rank_that_was_away_before_and_finds_another_gone_names_itself() -> None:
+    """It was stopped between two operations, for longer than others wait; that one has given up on it and left."""
+    with watches(3) as (first, second, _):
+        first.operation = None
+        first._ear.gaps.append((time.monotonic(), 5.0))
+        assert list(inquire(first, [1], 3, since=time.monotonic(), timeout=4).faults) == [1]
+        second.close()
+        assert list(inquire(first, [1], 3, since=time.monotonic(), timeout=6).faults) == [1]
+        assert list(inquire(first, [1], 3, since=time.monotonic(), timeout=4).faults) == [0]
+        first.operation = None  # another one has gone well since
+        assert list(inquire(first, [1], 3, since=time.monotonic(), timeout=4).faults) == [1]
 
 
 def test_a_watch_that_was_closed_is_gone() -> None:
@@ -90,7 +105,7 @@ def test_a_rank_that_could_never_be_reached_is_not_taken_for_dead(monkeypatch: p
         b"",
         b"GET / HTTP/1.1\r\n\r\n" + bytes(90),
         bytes(200),
-        module._QUESTION.pack(b"SPDW", 1, 0, 1, 0, bytes(32)) + bytes(32),
+        words._QUESTION.pack(b"SPDW", 1, 0, 1, 0, bytes(32)) + bytes(32),
     ],
     ids=["nothing", "http", "zeros", "no proof"],
 )
@@ -123,9 +138,9 @@ def test_an_answer_from_a_stranger_is_none() -> None:
 
 def test_what_a_member_says_is_believed_only_if_it_can_be() -> None:
     good = b'{"waits_for": [1], "seconds": 2.0, "blames": null}'
-    assert module._standing(good, 2) == Standing((1,), 2.0)
+    assert words._standing(good, 2) == Standing((1,), 2.0)
     for bad in (b"", b"[]", b"{", good.replace(b"[1]", b"[7]"), good.replace(b"2.0", b'"x"'), b"[" * 100_000):
-        assert module._standing(bad, 2) == Standing()
+        assert words._standing(bad, 2) == Standing()
 
 
 def stopped(rank: int, board: Any, ready: Any) -> None:

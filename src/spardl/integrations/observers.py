@@ -10,7 +10,8 @@ from spardl.dashboard.server import Dashboard
 from spardl.errors import StateError
 from spardl.metrics import StepEvent
 from spardl.transport.inquiry import MOST
-from spardl.transport.watch import Answer, Silence, Watch
+from spardl.transport.watch import Watch
+from spardl.transport.words import Answer, Silence
 
 if TYPE_CHECKING:
     from spardl.integrations.handle import SyncHandle

@@ -1,6 +1,7 @@
 """Who is to blame when a rank has waited in vain: the ranks are asked whom they wait for, and the chain is followed.
 
-What counts, in this order: this rank itself was away, or others have given up on it; a rank that has left has said
+What counts, in this order: this rank itself was away, or others have given up on it (if it was away before, and finds
+somebody gone, that one has, though nobody could tell it); a rank that has left has said
 because of whom; a rank is gone, does not answer or cannot be reached; a rank is there, but came late or is elsewhere in
 its program. Where all wait for each other nobody can tell, and that is what is said.
 """
@@ -8,7 +9,8 @@ its program. Where all wait for each other nobody can tell, and that is what is 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from spardl.transport.watch import Answer, Silence, Standing, Watch
+from spardl.transport.watch import Watch
+from spardl.transport.words import Answer, Silence, Standing
 
 MOST = 256  # ranks that one rank asks
 MOSTLY = 0.9  # of the timeout: whoever was away for so long is the one that others gave up on
@@ -44,8 +46,11 @@ def inquire(watch: Watch, suspects: Collection[int], workers: int, *, since: flo
     if away >= MOSTLY * timeout:
         return Verdict({watch.rank: f"did not run for {away:.0f} s: stopped, or asleep"})
     others = [peer for peer in range(workers) if peer not in (watch.rank, *suspects)]
-    answers = watch.ask([*suspects, *others][:MOST])
-    return judge(watch.rank, suspects, answers, watch.told(), timeout)
+    answers, told = watch.ask([*suspects, *others][:MOST]), watch.told()
+    before = watch.away(watch.rested)
+    if before >= MOSTLY * timeout and not told and Silence.GONE in answers.values():
+        return Verdict({watch.rank: f"did not run for {before:.0f} s before: stopped, or asleep"})
+    return judge(watch.rank, suspects, answers, told, timeout)
 
 
 def judge(

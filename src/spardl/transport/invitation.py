@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spardl.errors import ConfigError
-from spardl.transport.watch import Place
+from spardl.transport.words import Place
 
 PREFIX = "spardl:"
 SECRET = 32  # bytes

@@ -21,7 +21,8 @@ from typing import Any
 
 from spardl.choices import is_count
 from spardl.errors import LeftBehind, PeerError
-from spardl.transport.watch import Answer, Card, Place, Silence, Standing, Watch
+from spardl.transport.watch import Watch
+from spardl.transport.words import Answer, Card, Place, Silence, Standing
 
 SILENCE_S = 10.0  # after which a rank that says nothing is left behind, if the timeout is not shorter
 HEARD_S = 1.0  # for ranks that come in time to hear that one was given up on which did not

@@ -42,7 +42,8 @@ from spardl.transport.quorum import Proposal, agree, be_let_in
 from spardl.transport.ring import sum_by_ring
 from spardl.transport.sparse_sum import sum_sparse
 from spardl.transport.torchdist import Group, TorchTransport
-from spardl.transport.watch import NOBODY, Card, Place, Watch
+from spardl.transport.watch import Watch
+from spardl.transport.words import NOBODY, Card, Place
 
 POLLS_BEFORE_SLEEP = 100  # some tens of microseconds
 ATTEMPTS = 8  # to connect to those that are left: each but the last may lose another rank
