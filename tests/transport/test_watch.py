@@ -147,6 +147,9 @@ def stopped(rank: int, board: Any, ready: Any) -> None:
     watch = Watch(1)
     watch.open(HOST, lambda text: _swap(board, 1, text))
     ready.set()
+    while not watch.told():
+        time.sleep(0.01)
+    board[1].put(str(watch.told()))
     signal.pause()
 
 
@@ -156,7 +159,9 @@ def _swap(board: Any, rank: int, text: str) -> list[str]:
     return [text, other] if rank == 0 else [other, text]
 
 
-def test_a_process_that_is_stopped_is_mute_and_one_that_was_killed_is_gone() -> None:
+def test_a_process_that_is_stopped_is_mute_and_one_that_was_killed_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was mute is told things as well, which the kernel keeps until it wakes up, and is not waited for."""
+    monkeypatch.setattr(module, "TELL_S", 100.0)
     context = multiprocessing.get_context("fork")
     board, ready = [context.Queue(), context.Queue()], context.Event()
     child = context.Process(target=stopped, args=(1, board, ready))
@@ -170,6 +175,9 @@ def test_a_process_that_is_stopped_is_mute_and_one_that_was_killed_is_gone() -> 
         os.kill(child.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         assert watch.ask([1]) == {1: Silence.MUTE}
+        watch.tell(1, [1])
+        os.kill(child.pid, signal.SIGCONT)
+        assert board[1].get(timeout=30) == "{0: 1}"
     finally:
         child.kill()
         child.join()

@@ -38,6 +38,7 @@ from spardl.transport.words import (
 
 ANSWER_S = 1.0  # that a live rank may take to answer
 TELL_S = 0.5  # that telling all others may take, which nobody waits for
+HINT_S = 0.05  # for whom this rank has just waited in vain
 _GONE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
 
 
@@ -63,6 +64,7 @@ class Watch:
         self._places: list[tuple[str, int]] = []
         self._ear = Ear(rank)
         self._pending: Callable[[Any], Iterable[int]] = lambda operation: ()
+        self._silent: set[int] = set()  # who has not answered when asked last
         self._end = weakref.finalize(self, hang_up, self._ear)
 
     def open(self, address: str, gather: Gather) -> None:
@@ -226,13 +228,19 @@ class Watch:
 
     def survey(self, numbers: Iterable[int]) -> dict[int, Answer]:
         """The same, of ranks by the numbers that they had when they came; and so are all that they name."""
-        return self._call(list(numbers), -1, ANSWER_S)
+        answers = self._call(list(numbers), -1, ANSWER_S)
+        self._silent = {number for number, answer in answers.items() if isinstance(answer, Silence)}
+        return answers
 
     def tell(self, blamed: int, peers: Iterable[int]) -> None:
-        """Let these ranks know that this one leaves because of the rank `blamed`."""
+        """Let these ranks know that this one leaves because of the rank `blamed`.
+
+        Who has not answered a moment ago is told too, and finds it there when it wakes up, but is not waited for."""
         self.left = blamed
         if self.members:
-            self._call([self.members[peer] for peer in peers], self.members[blamed], TELL_S)
+            numbers = [self.members[peer] for peer in peers]
+            self._call([number for number in numbers if number not in self._silent], self.members[blamed], TELL_S)
+            self._call([number for number in numbers if number in self._silent], self.members[blamed], HINT_S)
 
     def knock(self, numbers: Iterable[int], card: Card) -> dict[int, Answer]:
         """Ask these members to be let in; what they say of themselves."""
