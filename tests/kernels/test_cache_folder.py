@@ -132,6 +132,17 @@ def test_a_lock_that_another_process_keeps_is_not_waited_for_for_ever(
             assert "going on without it" in caplog.text
 
 
+def test_who_keeps_compiled_code_elsewhere_does_not_wait_for_those_who_keep_it_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache, "LONGEST_WAIT_S", 0.0)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "here"))
+    with cache._one_at_a_time():
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "there"))
+        with cache._one_at_a_time():
+            assert not caplog.records
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_whole_package_runs_from_a_read_only_folder(tmp_path: Path) -> None:

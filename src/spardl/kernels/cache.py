@@ -196,6 +196,7 @@ def _locked(handle: int) -> bool:
 
 
 def _own_folder() -> Path:
-    folder = Path(__file__).parent / "__pycache__"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    """Where compiled code is kept: who keeps it elsewhere has nothing to wait for here."""
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
