@@ -4,6 +4,7 @@
 """
 
 import itertools
+import json
 import random
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 pytest.importorskip("benchmarks.attack")  # not part of the source distribution
 
+from benchmarks.attack.__main__ import read
 from benchmarks.attack.command import attack_command
 from benchmarks.attack.lab import Loopback
 from benchmarks.attack.plan import KINDS, Trial, trial_of
@@ -40,6 +42,15 @@ def test_the_table_counts_what_was_found_by_kind() -> None:
     assert first.is_fine and not second.is_fine
     assert f"| {trial_of(0).kind} | 2 | 1 |" in table([first, second])
     assert second.remarks == ["wrong name: rank 1: it was rank 2"]
+
+
+def test_what_was_found_is_read_again_and_a_seed_that_was_tried_twice_counts_once(tmp_path: Path) -> None:
+    first, second, other = Finding(trial_of(7)), Finding(trial_of(7)), Finding(trial_of(3), seconds=2.0)
+    first.note("hang", "rank 1")
+    second.note("right name")
+    for name, findings in {"before": [first], "after": [second, other]}.items():
+        (tmp_path / name).write_text("".join(json.dumps(each.to_dict()) + "\n" for each in findings))
+    assert read([str(tmp_path / "before"), str(tmp_path / "after")]) == [other, second]
 
 
 FINISHED = {"what": "finished", "sha": "the same"}

@@ -3,6 +3,7 @@
     python -m benchmarks.attack --trials 400            all kinds, seeds 0 to 399
     python -m benchmarks.attack --seed 17 --trials 1    the trial of seed 17 again
     python -m benchmarks.attack --seconds 60            as many as fit
+    python -m benchmarks.attack --from FILE FILE        the table of what was found before, and no trial
 
 As root each rank has a host of its own, whose line can be cut; otherwise all share one.
 
@@ -26,19 +27,32 @@ INSIDE = "SPARDL_ATTACK"
 
 def main() -> NoReturn:
     options = parser().parse_args()
+    if options.found:
+        conclude(options, read(options.found), hosts=not options.loopback)
     from benchmarks.attack.lab import can_have_hosts
 
     hosts = can_have_hosts() and not options.loopback
     if hosts and INSIDE not in os.environ:
         sys.exit(enter())
     from benchmarks.attack.lab import Hosts, Loopback
+
+    conclude(options, carry_out(options, Hosts() if hosts else Loopback()), hosts)
+
+
+def read(paths: "list[str]") -> "list[Finding]":  # type: ignore[name-defined] # noqa: F821
+    """What was found before. Of a seed that was tried twice, the later trial counts."""
+    from benchmarks.attack.trial import Finding
+
+    lines = [line for path in paths for line in Path(path).read_text().splitlines()]
+    findings = [Finding.from_dict(json.loads(line)) for line in lines]
+    return sorted({each.trial.seed: each for each in findings}.values(), key=lambda each: each.trial.seed)
+
+
+def conclude(options: argparse.Namespace, findings: "list[Finding]", hosts: bool) -> NoReturn:  # type: ignore[name-defined] # noqa: F821
+    """Show the table, write the page."""
     from benchmarks.attack.table import page, table
 
-    findings = carry_out(options, Hosts() if hosts else Loopback())
     print(table(findings))
-    if options.json:
-        records = [{**each.trial.to_dict(), "counts": each.counts, "remarks": each.remarks} for each in findings]
-        Path(options.json).write_text(json.dumps(records, indent=1))
     if options.page:
         Path(options.page).write_text(page(findings, Path(options.page), hosts))
     sys.exit(0 if all(each.is_fine for each in findings) else 1)
@@ -55,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--timeout", type=float, default=3.0, help="of the runs (default: %(default)s s)")
     made.add_argument("--untimed", action="store_true", help="do not judge how long an error took: on a busy machine")
     made.add_argument("--loopback", action="store_true", help="all ranks on one host, and no faults of lines")
-    made.add_argument("--json", metavar="FILE", help="write what was found about every trial")
+    made.add_argument("--json", metavar="FILE", help="append what was found, a line for every trial, when it is over")
+    made.add_argument("--from", nargs="+", metavar="FILE", dest="found", help="such files: show them, and try nothing")
     made.add_argument("--page", metavar="FILE", help="write the table into this page, between its marks")
     return made
 
@@ -90,6 +105,12 @@ def carry_out(options: argparse.Namespace, lab: "Lab") -> "list[Finding]":  # ty
             break
         finding = attacker.attack(trial_of(seed, kinds, options.timeout))
         findings.append(finding)
+        if options.json:
+            with Path(options.json).open("a") as records:
+                records.write(json.dumps(finding.to_dict()) + "\n")
+        print(
+            f"trial {len(findings)} of {options.trials}, {finding.seconds:.0f} s: {finding.trial.kind}", file=sys.stderr
+        )
         for remark in finding.remarks:
             trial = finding.trial
             where = f"{trial.run}, {trial.place} of ranks {list(trial.victims)} of {trial.workers}, step {trial.step}"

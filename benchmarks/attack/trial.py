@@ -41,6 +41,17 @@ class Finding:
     remarks: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {**self.trial.to_dict(), "counts": self.counts, "remarks": self.remarks, "seconds_taken": self.seconds}
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> "Finding":
+        """The finding that `to_dict` was asked of."""
+        own = {name: record[name] for name in ("counts", "remarks", "seconds_taken")}
+        trial = Trial(**{k: tuple(v) if k == "victims" else v for k, v in record.items() if k not in own})
+        return cls(trial, Counter(own["counts"]), own["remarks"], own["seconds_taken"])
+
     def note(self, what: str, remark: str = "") -> None:
         self.counts[what] += 1
         if what in FOUL:
