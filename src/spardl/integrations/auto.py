@@ -109,7 +109,7 @@ class AutoSync(SyncHandle):
         if transport.workers == 1 or self._elements < self._asked.dense_below:
             self.become(None)
             return
-        survey = conduct_survey(self._asked, None, transport, self._sizes, thorough=False)
+        survey = conduct_survey(self._asked, None, transport, self._sizes)
         pick, sparse = begin_with(survey)
         self.survey, self._sparse = survey, sparse.config
         dense = next(each for each in survey.trials if each.is_dense)
