@@ -10,8 +10,9 @@ from processes import on_processes
 from spardl.config import SyncConfig
 from spardl.integrations import contest as contests
 from spardl.integrations.contest import Contest, with_measured
-from spardl.integrations.rehearsal import LEAST_STEPS, WARM_UP, rehearse
-from spardl.planning import rounds
+from spardl.integrations.rehearsal import LEAST_STEPS, MOST_STEPS, WARM_UP, rehearse
+from spardl.planning import rounds, survey
+from spardl.planning.budget import Budget
 from spardl.planning.candidates import Candidate
 from spardl.planning.choose import Compute, Offer
 from training import mlp, sgd, train, weights_of
@@ -84,3 +85,26 @@ def without_ddp(rank, workers):
 
 def test_without_ddp_the_survey_decides() -> None:
     assert all(measured == {} and not decided for measured, decided in on_processes(2, without_ddp))
+
+
+def out_of_time(rank, workers):
+    """What was measured, how many steps there were, and what was timed, when a rank's time is over before it begins."""
+    held, steps = Contest(SyncConfig(density=0.05, dense_below=0), budget=Budget(-1.0 if rank else 1000.0)), []
+
+    def body():
+        model = DistributedDataParallel(mlp(seed=0))
+        optimizer = sgd(model, momentum=0.9)
+        for step in itertools.count():
+            train(model, optimizer, [step])
+            steps.append(step)
+
+    rehearse(body, held)
+    return held.measured, len(steps), {each.config.method for each in held.survey.trials}, held.result()[0].measured
+
+
+def test_when_time_is_over_on_one_rank_a_few_trials_decide_on_all() -> None:
+    outcomes = on_processes(2, out_of_time)
+    assert all(each == outcomes[0] for each in outcomes)
+    measured, steps, timed, decided = outcomes[0]
+    assert measured == {} and not decided and steps <= WARM_UP + MOST_STEPS
+    assert timed == {"dense", *survey.QUICK}
