@@ -8,10 +8,11 @@ import pytest
 from spardl.config import SyncConfig
 from spardl.planning.budget import Budget
 from spardl.planning.candidates import Candidate
-from spardl.planning.rounds import ALL_ROUNDS, ENOUGH, SETTLING, Rounds, counted_steps, finalists
+from spardl.planning.rounds import ENOUGH, SETTLING, Rounds, counted_steps, finalists
 
 DENSE = Candidate(SyncConfig(method="dense", density=1.0))
-TOPKA, GTOPK, SPARDL = (Candidate(SyncConfig(method=method)) for method in ("topka", "gtopk", "spardl"))
+METHODS = ("topka", "gtopk", "spardl", "deft")
+TOPKA, GTOPK, SPARDL, DEFT = (Candidate(SyncConfig(method=method)) for method in METHODS)
 
 
 class Clock:
@@ -65,20 +66,21 @@ def test_ranks_that_see_less_time_left_count() -> None:
 
 
 def test_close_rivals_take_turns_until_there_are_enough_steps_and_others_drop_out() -> None:
-    steps = {DENSE: 0.06, TOPKA: 0.016, GTOPK: 0.015, SPARDL: 0.030}
+    steps = {DENSE: 0.06, TOPKA: 0.016, GTOPK: 0.015, SPARDL: 0.019, DEFT: 0.030}
     turns, _, measured = hold(steps, steps, 100.0)
     counted = Counter()
     for turn in turns:
         counted[turn.candidate] += turn.counted
     assert counted[TOPKA] >= ENOUGH and counted[GTOPK] >= ENOUGH
-    assert counted[SPARDL] == ALL_ROUNDS * counted_steps(0.030)
+    assert counted[SPARDL] == 2 * counted_steps(0.019) and counted[DEFT] == counted_steps(0.030)
     assert [turn.candidate for turn in turns].count(DENSE) == 1 and turns[0].candidate == DENSE
     assert all(a.candidate != b.candidate for a, b in itertools.pairwise(turns))
+    assert [turn.candidate for turn in turns[5:8]] == [GTOPK, TOPKA, SPARDL]
     assert measured == steps
 
 
 def test_dense_has_another_turn_at_the_end_where_it_is_close_and_one_step_more_to_settle() -> None:
-    steps = {DENSE: 0.016, TOPKA: 0.015, GTOPK: 0.030}
+    steps = {DENSE: 0.016, TOPKA: 0.015, GTOPK: 0.019}
     turns, _, _ = hold(steps, steps, 100.0)
     assert [turn.candidate for turn in turns] == [DENSE, TOPKA, GTOPK, TOPKA, GTOPK, DENSE]
     assert turns[-1].settling == turns[0].settling + 1

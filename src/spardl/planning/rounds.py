@@ -15,8 +15,7 @@ TURN_S = 0.15  # that those which do are to take
 LEAST_COUNTED, MOST_COUNTED = 3, 10
 DENSE_TURNS = 4  # that dense has in one go, where its steps are short
 ENOUGH = 100  # counted steps of one candidate
-CLOSE = 1.15  # times the best: worth a closer look
-ALL_ROUNDS = 2  # before anybody drops out
+CLOSE, FAR = 1.15, 1.3  # times the best: worth a closer look, and not even worth a second one
 ROUND_S = 1.5  # that a round is to take
 LEAST_FINALISTS, MOST_FINALISTS = 3, 6  # beside dense
 
@@ -92,11 +91,11 @@ class Rounds:
         if self._is_over:
             return []
         self._rounds += 1
-        if self._rounds <= ALL_ROUNDS:
-            return list(self._sparse)
         best = min(map(self._step, self._sparse))
-        going_on = [each for each in self._sparse if self._step(each) <= CLOSE * best]
-        if len(going_on) > 1 and len(self.taken[going_on[0]]) < ENOUGH:
+        limit = (FAR if self._rounds == 2 else CLOSE) * best
+        # The best first, since time may run out before the last.
+        going_on = sorted((each for each in self._sparse if self._step(each) <= limit), key=self._step)
+        if len(going_on) > 1 and min(len(self.taken[each]) for each in going_on) < ENOUGH:
             return going_on
         self._is_over = True
         return [each for each in self._dense if best / CLOSE <= self._step(each) <= CLOSE * best]
