@@ -10,6 +10,7 @@ exchanges that take as long as the simulator says.
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -88,6 +89,7 @@ def adaptive(name: str) -> Way:
     return Way(name, lambda slower: seconds(slower, 1.0), lambda slower: seconds(1.0, slower))
 
 
+@cache
 def throttled(line: float) -> float:
     """The density that the throttle settles at: what the slowest line carries while a step is computed."""
     throttle = Throttle(*LocalUpdates().density_limits)
