@@ -7,7 +7,8 @@
 On each number of hosts every method is timed on lines of each rate, and once on unlimited lines. The prediction for a
 rate is the simulator's time on a switch with lines of that rate, plus what a step takes on unlimited lines: computing,
 which is serialised where hosts share cores, and what the hosts' own network stacks cost. Nothing of a measurement at
-a rate enters its prediction.
+a rate enters its prediction. What is simulated are the very steps that are timed, with gradients of the same
+distribution: where thresholds are reused, as in Ok-Topk, both decide how much is sent.
 
 What a line of the laboratory is, beside its rate: a TCP segment of 1448 bytes takes 1514, every second one that comes
 is answered by 66 bytes on the way back, and after a pause a token bucket lets its burst pass at once.
@@ -22,11 +23,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.netlab.network import burst, bytes_per_second
+from spardl.bench.contestants import Ours
 from spardl.cli.output import as_rate, as_seconds, table
 from spardl.config import SyncConfig
 from spardl.simulator.simulation import simulate
@@ -38,9 +41,17 @@ METHODS = ("dense", "spardl", "topka", "gtopk", "oktopk")
 HOSTS, RATES = (2, 4, 8), ("10mbit", "100mbit", "1gbit")
 ELEMENTS, DENSITY = 1_000_000, 0.01
 SEGMENT, FRAME, ANSWER = 1448, 1514, 66
-SETTLED, TIMED = 6, 4  # steps before the simulated exchange is timed, and those that are
+WARM_UP, REPETITIONS = 1, 5  # turns of the bench that do not count, and those that do
 CLOSE = 0.05  # methods whose measured times differ by less than this share have no ranking
 MOST_ERROR = 0.15
+
+
+class Normal:
+    """Gradients as the bench has them: normal numbers, of which none are common to two ranks or steps."""
+
+    def fill(self, step: int, rank: int, first: int, out: Tensor) -> None:
+        generator = torch.Generator().manual_seed((step * max(HOSTS) + rank) * ELEMENTS + first)
+        torch.randn(out.numel(), generator=generator, out=out)
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--hosts", type=_numbers, default=HOSTS, metavar="N,N", help="default: 2,4,8")
     made.add_argument("--rates", type=lambda text: text.split(","), default=RATES, help="default: 10mbit,100mbit,1gbit")
-    made.add_argument("--repetitions", type=int, default=5, metavar="N", help="default: %(default)s")
+    made.add_argument("--repetitions", type=int, default=REPETITIONS, metavar="N", help="default: %(default)s")
     made.add_argument("--json", metavar="FILE")
     made.add_argument("--picture", metavar="FILE")
     made.add_argument("--read", nargs="+", metavar="FILE", help="show what --json has written, without measuring")
@@ -97,7 +108,13 @@ def compare(hosts: int, rates: Sequence[str], repetitions: int) -> list[Case]:
     for rate in rates:
         measured = measure(hosts, rate, repetitions)
         found += [
-            Case(hosts, rate, method, measured[method], computing[method] + line_seconds(method, hosts, rate))
+            Case(
+                hosts,
+                rate,
+                method,
+                measured[method],
+                computing[method] + line_seconds(method, hosts, rate, repetitions),
+            )
             for method in METHODS
         ]
     return found
@@ -111,7 +128,7 @@ def measure(hosts: int, rate: str | None, repetitions: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "bench.json"
         bench = ["spardl", "bench", "--elements", str(ELEMENTS), "--density", str(DENSITY), "--json", str(target)]
-        bench += ["--methods", ",".join(METHODS), "--repetitions", str(repetitions), "--warmup", "1"]
+        bench += ["--methods", ",".join(METHODS), "--repetitions", str(repetitions), "--warmup", str(WARM_UP)]
         lab = ["-m", "benchmarks.netlab", "--hosts", str(hosts), *(["--rate", rate] if rate else []), "--"]
         done = subprocess.run([sys.executable, *lab, *bench], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -120,18 +137,19 @@ def measure(hosts: int, rate: str | None, repetitions: int) -> dict[str, float]:
     return {record["method"]: record["quartiles_s"][0] for record in records}
 
 
-def line_seconds(method: str, hosts: int, rate: str) -> float:
-    """What the simulator says that the lines take, once the method has settled."""
+def line_seconds(method: str, hosts: int, rate: str, repetitions: int = REPETITIONS) -> float:
+    """What the simulator says that the lines take in the steps that are timed, on average."""
     config = SyncConfig(method=method, density=DENSITY, dense_below=0)
     bandwidth = bytes_per_second(rate) * SEGMENT / (FRAME + ANSWER / 2)
 
     def seconds(steps: int) -> float:
-        return (
-            simulate(workers=hosts, elements=ELEMENTS, config=config, bandwidth=bandwidth, steps=steps).time_s * steps
-        )
+        """Of so many steps, from the first one on."""
+        given: dict[str, Any] = {"bandwidth": bandwidth, "gradients": Normal(), "steps": steps}
+        return simulate(workers=hosts, elements=ELEMENTS, config=config, **given).time_s * steps
 
-    settled = 0 if method == "dense" else SETTLED
-    line = (seconds(settled + TIMED) - (seconds(settled) if settled else 0.0)) / TIMED
+    before = Ours.settles + WARM_UP
+    # Of dense, one step is like another.
+    line = seconds(1) if method == "dense" else (seconds(before + repetitions) - seconds(before)) / repetitions
     return max(0.0, line - burst(rate) / bytes_per_second(rate))
 
 

@@ -155,3 +155,45 @@ def test_a_step_that_a_checkpoint_rehearses_is_told_from_one_of_training() -> No
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert seen == [True, False]
+
+
+def hook_and_none(rank, workers):
+    """Gradients of DDP with a hook that spoils them, after it was dropped, and of DDP that never had one."""
+
+    def spoil(state, bucket):
+        future = torch.futures.Future()
+        future.set_result(torch.full_like(bucket.buffer(), 7.0))
+        return future
+
+    plain, dropped = (DistributedDataParallel(nn.Linear(3, 2), bucket_cap_mb=0.00001) for _ in range(2))
+    dropped.module.load_state_dict(plain.module.state_dict())
+    dropped.register_comm_hook(None, spoil)
+    found = []
+    for step in range(4):
+        if step == 1:
+            assert _torch_private.drop_comm_hook(dropped) and not _torch_private.has_comm_hook(dropped)
+        for model in (plain, dropped):
+            model.zero_grad()
+            model(torch.full((1, 3), float(rank + step))).sum().backward()
+        pairs = zip(plain.parameters(), dropped.parameters(), strict=True)
+        found.append([torch.equal(a.grad, b.grad) for a, b in pairs])
+    dropped.register_comm_hook(None, spoil)
+    dropped(torch.ones(1, 3)).sum().backward()
+    return found, all(bool((each.grad == 7.0).all()) for each in dropped.parameters())
+
+
+def test_a_hook_of_ddp_can_be_dropped_and_another_registered() -> None:
+    for found, spoilt in on_processes(2, hook_and_none):
+        assert found == [[False, False], *[[True, True]] * 3] and spoilt
+
+
+def kept_hooks(rank, workers):
+    """Whether hooks were dropped of models whose reducers know more than can be told to another."""
+    unused = DistributedDataParallel(nn.Linear(3, 2), find_unused_parameters=True)
+    frozen = DistributedDataParallel(nn.Linear(3, 2))
+    frozen.module.bias.requires_grad_(False)
+    return [_torch_private.drop_comm_hook(model) for model in (unused, frozen)]
+
+
+def test_a_hook_stays_where_another_reducer_would_forget_something() -> None:
+    assert on_processes(1, kept_hooks) == [[False, False]]

@@ -10,7 +10,8 @@ exchanges that take as long as the simulator says.
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 WORKERS, ELEMENTS, ODD = 16, 200_000, 3
 LATENCY, RATE = 100e-6, 12.5e6
-COMPUTING = {"forward": 20e-3, "backward": 40e-3, "optimizer": 5e-3}
+COMPUTING: dict[str, Any] = {"forward": 20e-3, "backward": 40e-3, "optimizer": 5e-3}
 SLOWER = (1.0, 1.5, 2.0, 4.0, 8.0, 16.0)
 EVERY, EXCHANGES = 8, 3
 ADJUSTMENTS = 12  # of a density, each by a factor of two at most
@@ -88,6 +89,7 @@ def adaptive(name: str) -> Way:
     return Way(name, lambda slower: seconds(slower, 1.0), lambda slower: seconds(1.0, slower))
 
 
+@cache
 def throttled(line: float) -> float:
     """The density that the throttle settles at: what the slowest line carries while a step is computed."""
     throttle = Throttle(*LocalUpdates().density_limits)
@@ -135,7 +137,7 @@ def draw(found: dict[str, tuple[list[float], list[float]]]) -> "Figure":
         for side, (axes, what) in enumerate(zip(panels, ("worker computes", "worker's line is"), strict=True)):
             for place, (name, times) in enumerate(found.items()):
                 style = {"color": PALETTE[place], "marker": MARKERS[place]}
-                axes.plot(SLOWER, [1e3 * time for time in times[side]], label=name, markersize=5, **style)  # type: ignore[arg-type]
+                axes.plot(SLOWER, [1e3 * time for time in times[side]], label=name, markersize=5, **style)
             axes.set_xscale("log")
             axes.set_yscale("log" if side == 0 else "linear")
             axes.set_xticks(SLOWER, [f"{slower:g}x" for slower in SLOWER])

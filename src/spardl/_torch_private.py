@@ -100,6 +100,33 @@ def has_comm_hook(model: nn.Module) -> bool:
     return bool(getattr(model, "_comm_hooks", None))
 
 
+def drop_comm_hook(model: nn.Module) -> bool:
+    """Have this `DistributedDataParallel` average by itself again, as if no hook had ever been registered: it gets
+    another reducer. Between steps, on all ranks alike. Whether that was done.
+
+    `DistributedDataParallel._ddp_init_helper` and what makes its arguments, as for a model that was unpickled, and
+    `Reducer._remove_autograd_hooks`, seen in torch 2.13. False where they are missing, where a reducer knows
+    more than its arguments say (which parameters passes without an exchange have used, a graph that never changes), and
+    where it had other parameters, which have been frozen since.
+    """
+    knowing = ("static_graph", "find_unused_parameters", "mixed_precision", "_use_python_reducer")
+    if any(getattr(model, name, True) for name in knowing) or getattr(model, "_delay_all_reduce_all_params", True):
+        return False
+    ddp: Any = model
+    try:
+        before, known = ddp.reducer, ddp._get_ddp_logging_data()["num_parameter_tensors"]
+        parameters, sparse = ddp._build_params_for_reducer()
+        names = ddp._build_debug_param_to_name_mapping(parameters)
+        if len(parameters) != known:
+            return False
+        ddp._ddp_init_helper(parameters, sparse, names, False)
+        before._remove_autograd_hooks()
+    except (AttributeError, KeyError, TypeError):
+        return False
+    ddp._comm_hooks.clear()
+    return True
+
+
 def uncompiled(model: object) -> object:
     """The model that `torch.compile` has wrapped; itself, if it was not compiled.
 

@@ -124,7 +124,7 @@ def test_where_dense_is_chosen_its_average_is_clipped() -> None:
 
 
 def back_to_dense(rank, workers):
-    """A gradient by auto that has been sparse and is dense again, in several buckets; and the mean of all ranks."""
+    """A gradient by auto that has been sparse and is dense again, in several buckets, with no hook; and the mean."""
     model = DistributedDataParallel(mlp(), bucket_cap_mb=0.002)
     optimizer = sgd(model, momentum=0.9)
     with short_trials():
@@ -132,6 +132,9 @@ def back_to_dense(rank, workers):
     for stage, dense in enumerate((False, True)):
         turn(sync, dense=dense)
         train(model, optimizer, range(10 * stage, 10 * stage + 5))
+    with mock.patch.object(auto.AutoSync, "take", side_effect=AssertionError("DDP has our hook")):
+        train(model, optimizer, range(20, 22))
+    assert sync.stats().steps == 12
     own = torch.autograd.grad(loss_of(model.module, rank, 99), list(model.module.parameters()))
     mean = torch.cat([each.flatten() for each in own])
     torch.distributed.all_reduce(mean)

@@ -1,7 +1,6 @@
 """Finalists are judged by real steps of the rehearsed training; what was not measured is corrected by what was."""
 
 import itertools
-from collections import Counter
 
 import pytest
 import torch
@@ -11,11 +10,11 @@ from processes import on_processes
 from spardl.config import SyncConfig
 from spardl.integrations import contest as contests
 from spardl.integrations.contest import Contest, with_measured
-from spardl.integrations.rehearsal import LEAST_STEPS, WARM_UP, rehearse
-from spardl.planning import survey
+from spardl.integrations.rehearsal import LEAST_STEPS, MOST_STEPS, WARM_UP, rehearse
+from spardl.planning import rounds, survey
+from spardl.planning.budget import Budget
 from spardl.planning.candidates import Candidate
 from spardl.planning.choose import Compute, Offer
-from spardl.planning.review import MEASURED
 from training import mlp, sgd, train, weights_of
 
 DENSE = Candidate(SyncConfig(method="dense", density=1.0))
@@ -36,8 +35,10 @@ def test_measured_steps_take_the_place_of_predicted_ones() -> None:
 
 
 def contested(rank, workers):
-    survey.THOROUGH_S = 0.05
+    contests.SURVEY_S = 0.1
+    contests.PLAN_S = 1000.0
     contests.LONGEST_S = 100.0
+    rounds.ENOUGH = 10
     held = Contest(SyncConfig(density=0.05, dense_below=0))
     steps = []
 
@@ -58,23 +59,13 @@ def test_dense_and_the_best_others_have_steps_of_their_own_and_all_ranks_find_th
     outcomes = on_processes(2, contested)
     assert all(each[0] == outcomes[0][0] and each[5] == outcomes[0][5] for each in outcomes)
     for _, raced, others, sizes, steps, measured in outcomes:
-        assert raced == len(measured) == 1 + contests.FINALISTS and others > 5
+        assert raced == len(measured) >= 1 + rounds.LEAST_FINALISTS and others > 5
         assert sum(sizes.values()) == sum(each.numel() for each in mlp().parameters())
-        each = contests.SETTLING + MEASURED
-        assert steps >= WARM_UP + LEAST_STEPS + raced * each - 1
-
-
-def test_dense_has_its_steps_at_once_and_the_others_in_two_turns() -> None:
-    turns = list(contests._turns({TOPKA: 6, DENSE: 7, GTOPK: 5}))
-    blocks = [(each, len(list(group))) for each, group in itertools.groupby(each for each, _ in turns)]
-    settled = contests.SETTLING
-    assert blocks == [(DENSE, settled + 7), *[(TOPKA, settled + 3), (GTOPK, settled + 3)] * 2]
-    counted = Counter(each for each, counts in turns if counts)
-    assert counted == {DENSE: 7, TOPKA: 6, GTOPK: 6}
+        assert steps >= WARM_UP + LEAST_STEPS + raced * (rounds.SETTLING + rounds.LEAST_COUNTED) - 1
 
 
 def without_ddp(rank, workers):
-    survey.THOROUGH_S = 0.05
+    contests.SURVEY_S = 0.1
     held = Contest(SyncConfig(density=0.05, dense_below=0))
 
     def body():
@@ -93,3 +84,26 @@ def without_ddp(rank, workers):
 
 def test_without_ddp_the_survey_decides() -> None:
     assert all(measured == {} and not decided for measured, decided in on_processes(2, without_ddp))
+
+
+def out_of_time(rank, workers):
+    """What was measured, how many steps there were, and what was timed, when a rank's time is over before it begins."""
+    held, steps = Contest(SyncConfig(density=0.05, dense_below=0), budget=Budget(-1.0 if rank else 1000.0)), []
+
+    def body():
+        model = DistributedDataParallel(mlp(seed=0))
+        optimizer = sgd(model, momentum=0.9)
+        for step in itertools.count():
+            train(model, optimizer, [step])
+            steps.append(step)
+
+    rehearse(body, held)
+    return held.measured, len(steps), {each.config.method for each in held.survey.trials}, held.result()[0].measured
+
+
+def test_when_time_is_over_on_one_rank_a_few_trials_decide_on_all() -> None:
+    outcomes = on_processes(2, out_of_time)
+    assert all(each == outcomes[0] for each in outcomes)
+    measured, steps, timed, decided = outcomes[0]
+    assert measured == {} and not decided and steps <= WARM_UP + MOST_STEPS
+    assert timed == {"dense", *survey.QUICK}

@@ -1,9 +1,9 @@
 """`method="auto"` on a DDP model: measure, choose, and look again while training goes on.
 
 Dense is DDP's own average, with nothing of ours in between, so that where dense is quickest nothing is lost by having
-asked: until something sparse is tried, DDP has not even a hook, which it could not get rid of again. Sparse is a
-`SparDLState` like any other. Between the two the model changes over between steps: momentum goes into the accumulator
-and back to the optimizer, and what residuals hold is sent before they go.
+asked: DDP has not even a hook, and loses the one that it had (`drop_comm_hook`). Sparse is a `SparDLState` like any
+other. Between the two the model changes over between steps: momentum goes into the accumulator and back to the
+optimizer, and what residuals hold is sent before they go.
 (This module must not postpone annotations: DDP compares the hook's with the real types.)
 """
 
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from spardl import _torch_private
 from spardl.agreement import check_agreement, gather_values
 from spardl.config import SyncConfig, configure
 from spardl.errors import StateError
@@ -108,7 +109,7 @@ class AutoSync(SyncHandle):
         if transport.workers == 1 or self._elements < self._asked.dense_below:
             self.become(None)
             return
-        survey = conduct_survey(self._asked, None, transport, self._sizes, thorough=False)
+        survey = conduct_survey(self._asked, None, transport, self._sizes)
         pick, sparse = begin_with(survey)
         self.survey, self._sparse = survey, sparse.config
         dense = next(each for each in survey.trials if each.is_dense)
@@ -142,6 +143,7 @@ class AutoSync(SyncHandle):
         self._steps, self._skipped = self._steps + total.steps, self._skipped + total.skipped
         self._inner.session.end()
         self._inner, self._leaving = None, False
+        self._hooked = not _torch_private.drop_comm_hook(self._model)
 
     def _before_step(self, *_: Any) -> None:
         if self._inner is None:

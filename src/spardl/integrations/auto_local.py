@@ -51,7 +51,7 @@ class AutoLocalSync(LocalSync):
         """Measure. Collective, between exchanges."""
         if self._lines.workers == 1 or sum(self._sizes) < self._asked.dense_below:
             return self._asked
-        survey = conduct_survey(self._asked, rule, self._lines, self._sizes, thorough=False)
+        survey = conduct_survey(self._asked, rule, self._lines, self._sizes)
         pick, sparse = begin_with(survey)
         dense = next(each for each in survey.trials if each.is_dense)
         self.survey, self._candidates = survey, {True: dense, False: sparse}

@@ -1,13 +1,13 @@
-"""Contest: the candidates that a survey finds best, in real steps of a rehearsed training, one after the other.
+"""Contest: the candidates that a survey finds best, in real steps of a rehearsed training, in turns.
 
 A prediction leaves out what threads, hooks and caches of the very training do. So the finalists, dense among them, each
 synchronise the rehearsed model for a few steps, and those steps decide. Only gradients of DDP models have contests, and
-only candidates whose steps do not take too long.
+only candidates whose steps do not take too long. Rehearsal, survey and contest together keep to a budget.
 """
 
 import statistics
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch.nn.parallel import DistributedDataParallel
@@ -18,16 +18,17 @@ from spardl.config import SyncConfig
 from spardl.errors import SparDLWarning
 from spardl.integrations.auto import AutoSync
 from spardl.integrations.rehearsal import Rehearsal
+from spardl.planning.budget import Budget
 from spardl.planning.candidates import Candidate
 from spardl.planning.choose import Compute, Offer, winner
-from spardl.planning.review import steps_of
+from spardl.planning.rounds import Rounds, Turn, finalists
 from spardl.planning.survey import Survey, compare, conduct_survey
 from spardl.transport.base import Transport
 from spardl.transport.choice import transport_named
 from spardl.update import LocalUpdates
 
-FINALISTS = 3  # beside dense
-SETTLING = 2  # steps of each that do not count
+PLAN_S = 25.0  # from the rehearsal to the last turn
+SURVEY_S, SURVEY_SHARE = 10.0, 0.4  # at most, also of what the rehearsal has left
 LONGEST_S = 1.0  # of a step that takes part
 
 
@@ -35,14 +36,15 @@ class Contest:
     """What a rehearsal is for: `survey` and `compute` once it has computed enough, `measured` when all have had their
     steps. Collective, in every part."""
 
-    def __init__(self, asked: SyncConfig, rule: LocalUpdates | None = None) -> None:
+    def __init__(self, asked: SyncConfig, rule: LocalUpdates | None = None, budget: Budget | None = None) -> None:
         self.survey: Survey | None = None
         self.compute = Compute()
         self.measured: dict[Candidate, float] = {}  # seconds of a step
         self._asked, self._rule = asked, rule
-        self._turns: Iterator[tuple[Candidate, bool]] = iter(())
-        self._taken: dict[Candidate, list[float]] = {}
-        self._now: tuple[Candidate, bool] | None = None
+        self._budget = budget if budget is not None else Budget(PLAN_S)
+        self._rounds = Rounds({})
+        self._turn: Turn | None = None
+        self._seconds: list[float] = []  # of the steps of this turn
         self._transport: Transport | None = None
         self._auto: AutoSync | None = None
 
@@ -54,33 +56,37 @@ class Contest:
         )
         self._transport, self.compute = transport, rehearsal.compute(transport)
         sizes = list(rehearsal.sizes.values())
-        self.survey = conduct_survey(asked, self._rule, transport, sizes, thorough=True)
-        model, finalists = rehearsal.model, self._finalists()
-        if not isinstance(model, DistributedDataParallel) or optimizer is None or len(finalists) < 2:
+        seconds = min(SURVEY_S, SURVEY_SHARE * self._budget.left(transport.gather_texts))
+        self.survey = conduct_survey(asked, self._rule, transport, sizes, thorough=seconds)
+        model, predicted = rehearsal.model, self._finalists()
+        if not isinstance(model, DistributedDataParallel) or optimizer is None or len(predicted) < 2:
             return False
         self._auto = AutoSync(model, optimizer=optimizer, config=asked, chooses=False)
         model.require_backward_grad_sync = True
-        self._turns = _turns(finalists)
+        self._rounds = Rounds(predicted)
         return self._next()
 
-    def _finalists(self) -> dict[Candidate, int]:
-        """Dense and the best others, as predicted, and how many steps each gets."""
+    def _finalists(self) -> dict[Candidate, float]:
+        """Dense and the best others, and the steps that are predicted for them."""
         assert self.survey is not None
         if self._rule is not None:
             return {}
         ranked = [offer for offer in self.survey.rank(self.compute) if offer.step <= LONGEST_S]
         dense = [offer for offer in ranked if offer.candidate.is_dense]
-        best = dense + [offer for offer in ranked if not offer.candidate.is_dense][:FINALISTS]
-        return {offer.candidate: steps_of(offer.step) for offer in best}
+        sparse = [offer for offer in ranked if not offer.candidate.is_dense]
+        best = dense + (sparse[: finalists(sparse[0].step)] if sparse else [])
+        return {offer.candidate: offer.step for offer in best}
 
     def _next(self) -> bool:
-        before, self._now = self._now, next(self._turns, None)
-        if self._now is None:
-            self._conclude()
+        """Begin the next turn, if there is time for one."""
+        assert self._transport is not None and self._auto is not None
+        before, self._seconds = self._turn, []
+        self._turn = self._rounds.next(self._budget.left(self._transport.gather_texts))
+        if self._turn is None:
+            self.measured = self._rounds.measured
             return False
-        candidate = self._now[0]
-        if before is None or before[0] != candidate:
-            assert self._auto is not None
+        candidate = self._turn.candidate
+        if before is None or before.candidate != candidate:
             with warnings.catch_warnings():  # of what a method does to learning: nobody learns here
                 warnings.simplefilter("ignore", SparDLWarning)
                 self._auto.become(None if candidate.is_dense else candidate.config)
@@ -88,18 +94,13 @@ class Contest:
 
     def step(self, seconds: float) -> bool:
         """A step with exchanges has taken so long; whether another one is to follow."""
-        assert self._now is not None
-        candidate, counts = self._now
-        if counts:
-            self._taken.setdefault(candidate, []).append(seconds)
+        assert self._turn is not None and self._transport is not None
+        self._seconds.append(seconds)
+        if len(self._seconds) < self._turn.settling + self._turn.counted:
+            return True
+        everyone = gather_values(self._transport.gather_texts, self._seconds[self._turn.settling :])
+        self._rounds.note(self._turn.candidate, [max(column) for column in zip(*everyone, strict=True)])
         return self._next()
-
-    def _conclude(self) -> None:
-        assert self._transport is not None
-        mine = [statistics.median(taken) for taken in self._taken.values()]
-        everyone = gather_values(self._transport.gather_texts, mine)
-        slowest = [max(column) for column in zip(*everyone, strict=True)]
-        self.measured = dict(zip(self._taken, slowest, strict=True))
 
     def result(self) -> tuple[Offer, list[Offer], list[Offer]]:
         """The winner, all of its course, the quickest first, and what the best would bring on other courses."""
@@ -113,23 +114,8 @@ class Contest:
         ours = {offer.candidate for offer in rivals}
         rivals = [offer for offer in corrected if offer.candidate in ours]
         others = [offer for offer in corrected if offer.candidate not in ours]
-        took_part = [offer for offer in rivals if offer.measured]
-        dense_is_slow = not any(offer.candidate.is_dense for offer in took_part)
-        return took_part[0] if dense_is_slow else winner(took_part), rivals, others
-
-
-def _turns(steps: dict[Candidate, int]) -> Iterator[tuple[Candidate, bool]]:
-    """Whose turn it is, and whether the step counts.
-
-    Dense comes first, while DDP has no hook yet; the others come twice, so that a machine's good and bad seconds fall
-    to all of them.
-    """
-    dense = [each for each in steps if each.is_dense]
-    others = [each for each in steps if not each.is_dense]
-    for group, share in ((dense, 1), (others, 2), (others, 2)):
-        for each in group:
-            for turn in range(SETTLING - (-steps[each] // share)):
-                yield each, turn >= SETTLING
+        took_part = [offer for offer in rivals if offer.measured or offer.candidate.is_dense]
+        return winner(took_part), rivals, others
 
 
 def with_measured(offers: Sequence[Offer], measured: dict[Candidate, float], compute: Compute) -> list[Offer]:

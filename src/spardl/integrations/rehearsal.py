@@ -35,7 +35,7 @@ from spardl.transport.base import Transport
 
 WARM_UP = 2
 LEAST_STEPS, MOST_STEPS = 3, 10
-SECONDS = 8.0
+SECONDS = 3.0
 
 
 class Enough(BaseException):

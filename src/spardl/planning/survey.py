@@ -7,6 +7,7 @@ from typing import Any
 from spardl.config import SyncConfig
 from spardl.machine import cores_per_rank
 from spardl.planning import links as lines
+from spardl.planning.budget import Budget
 from spardl.planning.candidates import Candidate, others, rivals
 from spardl.planning.choose import Calibration, Compute, Offer, Trial, cost_of, offers, winner
 from spardl.planning.links import Links
@@ -15,7 +16,9 @@ from spardl.planning.trials import conduct
 from spardl.transport.base import Transport
 from spardl.update import LocalUpdates
 
-QUICK_S, THOROUGH_S = 1.5, 5.0  # for trials
+QUICK_S = 1.5  # for trials
+LEAST_S = 0.2  # for a few of them, however little time there is
+FINALS = 0.5  # share of a thorough survey's seconds that those which came out best have to themselves, beside dense
 QUICK = ("spardl", "topka", "gtopk")  # what has been quickest anywhere (docs/performance.md, docs/will-it-help.md)
 AT_ONCE = 4  # trials side by side: each has buffers of the model's size
 MERGE = "exact"
@@ -46,26 +49,53 @@ class Survey:
 
 
 def conduct_survey(
-    asked: SyncConfig, rule: LocalUpdates | None, transport: Transport, sizes: Sequence[int], *, thorough: bool
+    asked: SyncConfig,
+    rule: LocalUpdates | None,
+    transport: Transport,
+    sizes: Sequence[int],
+    *,
+    thorough: float | None = None,
 ) -> Survey:
-    """Probe the lines, and time dense and its rivals on tensors of these sizes: all rivals, or those likely to win.
-
-    A thorough one times all first, a few at a time, and then once more those that came out best, beside dense.
-    """
-    elements = sum(sizes)
-    links = lines.probe(transport, all_pairs=None if thorough else False)
+    """Probe the lines, and time dense and its rivals on tensors of these sizes: those likely to win, or, if it is to be
+    thorough, in so many seconds, all of them."""
+    elements, budget = sum(sizes), Budget(thorough or 0.0)
+    links = lines.probe(transport, all_pairs=False if thorough is None else None)
     dense, *sparse = list(rivals(asked, rule, links, elements))
     crowded = cores_per_rank(transport.gather_texts) < MIN_CORES_PER_RANK
-    if not thorough:
+    if thorough is None:
         likely = [next(each for each in sparse if each.config.method == method) for method in QUICK]
-        return Survey(links, conduct([dense, *likely], transport, links, sizes, seconds=QUICK_S), elements, crowded)
-    trials: dict[Candidate, Trial] = {}
-    for start in range(0, len(sparse), AT_ONCE):
-        group = sparse[start : start + AT_ONCE]
-        trials |= conduct(group, transport, links, sizes, seconds=THOROUGH_S * len(group) / len(sparse))
-    finalists = sorted(trials, key=lambda each: trials[each].seconds / trials[each].elements)[: AT_ONCE - 1]
-    trials |= conduct([dense, *finalists], transport, links, sizes, seconds=THOROUGH_S)
+        trials = conduct([dense, *likely], transport, links, sizes, seconds=QUICK_S)
+    else:
+        trials = _in_time(dense, sparse, transport, links, sizes, budget, FINALS * thorough)
     return Survey(links, trials, elements, crowded)
+
+
+def _in_time(
+    dense: Candidate,
+    sparse: Sequence[Candidate],
+    transport: Transport,
+    links: Links,
+    sizes: Sequence[int],
+    budget: Budget,
+    finals: float,
+) -> dict[Candidate, Trial]:
+    """Trials of all, a few at a time, and then once more of those that came out best, beside dense.
+
+    Those likely to win come first: if time runs out, the others are left out.
+    """
+    trials: dict[Candidate, Trial] = {}
+    waiting = sorted(sparse, key=lambda each: each.config.method not in QUICK)
+    while waiting:
+        left = budget.left(transport.gather_texts) - finals
+        if trials and left <= 0:
+            break
+        group, rest = waiting[:AT_ONCE], waiting[AT_ONCE:]
+        seconds = max(LEAST_S, left * len(group) / len(waiting))
+        trials |= conduct(group, transport, links, sizes, seconds=seconds)
+        waiting = rest
+    best = sorted(trials, key=lambda each: trials[each].seconds / trials[each].elements)[: AT_ONCE - 1]
+    seconds = max(LEAST_S, budget.left(transport.gather_texts))
+    return trials | conduct([dense, *best], transport, links, sizes, seconds=seconds)
 
 
 def begin_with(survey: Survey) -> tuple[Candidate, Candidate]:

@@ -49,7 +49,8 @@ def conduct(
     crew = Crew.for_cores(cores_per_rank(transport.gather_texts))
     elements = sum(sizes)
     parts = {each: _scaled(sizes, _affordable(each, links, elements, share)) for each in candidates}
-    rigs = {each: _Rig(each, transport, parts[each], crew) for each in candidates}
+    source = _gradient(transport, max(map(sum, parts.values()), default=0))
+    rigs = {each: _Rig(each, transport, parts[each], crew, source) for each in candidates}
     try:
         warm = {each: [rig.time() for _ in range(WARM_UP)][-1] for each, rig in rigs.items()}
         once = sum(_largest(transport, list(warm.values())))
@@ -84,22 +85,28 @@ def _scaled(sizes: Sequence[int], elements: int) -> list[int]:
     return [max(1, size * elements // sum(sizes)) for size in sizes]
 
 
+def _gradient(transport: Transport, elements: int) -> Tensor:
+    """One of so many elements, of which a few are large; each rank has its own."""
+    generator = torch.Generator().manual_seed(transport.rank)
+    return torch.randn(elements, generator=generator).pow_(3).to(torch.device(transport.device))
+
+
 def _largest(transport: Transport, mine: list[float]) -> list[float]:
     everyone = gather_values(transport.gather_texts, mine)
     return [max(column) for column in zip(*everyone, strict=True)]
 
 
 class _Rig:
-    """One candidate's exchange, ready to be timed again and again."""
+    """One candidate's exchange, ready to be timed again and again, of as much of `source` as it takes."""
 
-    def __init__(self, candidate: Candidate, transport: Transport, sizes: Sequence[int], crew: Crew) -> None:
+    def __init__(
+        self, candidate: Candidate, transport: Transport, sizes: Sequence[int], crew: Crew, source: Tensor
+    ) -> None:
         self.elements = elements = sum(sizes)
         self.bytes_sent = 0.0  # in the last exchange
         self._session: Session | None = None
         self._transport = transport
-        device = torch.device(transport.device)
-        generator = torch.Generator().manual_seed(transport.rank)
-        self._source = (torch.randn(elements, generator=generator) ** 3).to(device)
+        self._source = source[:elements]
         self._gradient = self._source.clone()
         self._other = torch.zeros_like(self._source)  # weights: other memory, as a step has
         if candidate.is_dense and candidate.rule is None:
