@@ -90,7 +90,7 @@ class StepSync(GradientHandle):
     def _before_step(self, optimizer: Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         if _torch_private.is_rehearsal():
             return
-        if len(given) > 1 or named.get("closure") is not None:
+        if any(each is not None for each in (*given[1:], named.get("closure"))):  # Accelerate gives None
             raise StateError(
                 "optimizer.step(closure) computes gradients when it is too late to synchronise them; call backward()"
                 ' before step(), or use update="local".'
