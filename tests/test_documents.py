@@ -37,6 +37,12 @@ def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
         assert file.exists() or file in MADE, f"{page.name} links to {target}, which is not there"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_powers_stand_in_code_or_they_would_turn_bold(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not re.findall(r"\w\*\*[\d(].*", text)
+
+
 def commands_of(page: Path) -> Iterator[str]:
     """Lines of shell blocks that start a command of ours, whatever launcher stands before it; not those that read a
     file which the reader has."""

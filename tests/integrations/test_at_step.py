@@ -41,6 +41,7 @@ def _as_ddp(rank, workers):
             sync = spardl.attach(model, optimizer=optimizer, density=1.0, **STEP) if model is ours else None
             for step in range(6):
                 if step == 4 and sync is not None:
+                    assert sync.stats().seconds_exposed > 0
                     sync.detach()  # momentum goes back, and it goes on densely
                 optimizer.zero_grad()
                 loss(model, rank, step).backward()

@@ -6,7 +6,6 @@ from spardl.errors import ConfigError
 from spardl.train.data import DATASETS
 from spardl.train.models import MODELS
 from spardl.train.recipes import GENERAL, RECIPES, Recipe, choose_recipe, recipe_named
-from spardl.train.schedule import LearningRate
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
@@ -30,12 +29,6 @@ def test_the_published_settings_of_spardl() -> None:
     settings = recipe_named("vgg16-cifar10").settings
     assert (settings.batch_size, settings.lr, settings.momentum, settings.weight_decay) == (16, 0.1, 0.9, 1e-4)
     assert (settings.warmup, settings.milestones, settings.gamma) == (10, (81, 122, 155), 0.1)
-
-
-@pytest.mark.parametrize(("workers", "rate"), [(1, 0.025), (2, 0.05), (4, 0.1), (8, 0.2)])
-def test_the_rate_of_the_digits_goes_by_the_workers(workers: int, rate: float) -> None:
-    """Each has a batch of 16: at the rate of four workers, one worker alone comes apart under a constant schedule."""
-    assert LearningRate(recipe_named("digits").settings, steps_per_epoch=10, workers=workers).highest == rate
 
 
 def test_a_recipe_that_does_not_exist_is_answered_with_the_nearest() -> None:
