@@ -11,26 +11,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-OPTIONAL = ("will-it-help.md",)  # pages that nav may name before they are written
 SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 GENERATED = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leave out what is not there yet."""
-    config.nav = _present(config.nav or [])
-    return config
-
-
-def _present(entries: list) -> list:
-    kept = []
-    for entry in entries:
-        ((name, target),) = entry.items()
-        if isinstance(target, list):
-            kept.append({name: _present(target)})
-        elif target not in OPTIONAL or (ROOT / "docs" / target).exists():
-            kept.append(entry)
-    return kept
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -43,7 +25,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _examples() -> str:
-    parts = ["# Examples", "Each is one file that a person reads from top to bottom, and a test runs it as it stands."]
+    parts = ["# Examples", "Each is one file that a person reads from top to bottom, and a test runs it as it stands (`ray_train.py` where Ray is installed)."]
     for name in SCRIPTS:
         code = (ROOT / "examples" / name).read_text(encoding="utf-8").rstrip()
         parts.append(f"## {name}\n\n```python\n{code}\n```")

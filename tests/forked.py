@@ -31,9 +31,11 @@ def run_forked(script: Path, workers: int, *options: object) -> str:
 def _run(rank: int, workers: int, script: Path, options: list[str]) -> str:
     """The process group is there already, so the script's own calls that make and end one do nothing."""
     out = io.StringIO()
+    met = (torch.distributed.HashStore(), rank, workers)
     with contextlib.redirect_stdout(out), contextlib.ExitStack() as stack:
         for name in ("init", "destroy"):
             stack.enter_context(mock.patch(f"torch.distributed.{name}_process_group"))
+        stack.enter_context(mock.patch("torch.distributed.rendezvous", lambda _: iter([met])))
         stack.enter_context(mock.patch.object(sys, "argv", [str(script), *options]))
         runpy.run_path(str(script), run_name="__main__")
     return out.getvalue()

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,12 @@ def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
         assert file.exists() or file in MADE, f"{page.name} links to {target}, which is not there"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_powers_stand_in_code_or_they_would_turn_bold(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not re.findall(r"\w\*\*[\d(].*", text)
+
+
 def commands_of(page: Path) -> Iterator[str]:
     """Lines of shell blocks that start a command of ours, whatever launcher stands before it; not those that read a
     file which the reader has."""
@@ -62,24 +69,23 @@ def test_pages_show_commands() -> None:
 
 
 def _as_the_readme_says(rank: int, workers: int, script: str) -> tuple[int, Tensor]:
-    names = {"torch": torch, "spardl": spardl, "MyModel": mlp}
+    names = {
+        "torch": torch,
+        "MyModel": mlp,
+        "data": range(3),
+        "loss_of": lambda model, step: loss_of(model, rank, step),
+    }
     exec(script, names)
-    model, optimizer, sync = names["model"], names["optimizer"], names["sync"]
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-    sync.flush()
-    return sync.stats().total.steps, weights_of(model)
+    return names["sync"].stats().total.steps, weights_of(names["model"])
 
 
 def test_the_first_lines_of_the_readme_run_as_they_stand() -> None:
-    """With a model in the place of MyModel, two ranks train it and end with the same one."""
+    """With a model in the place of MyModel, and data, two ranks train it and end with the same one."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (diff,) = re.findall(r"```diff\n(.*?)```", text, flags=re.DOTALL)
     script = "\n".join(line[1:] for line in diff.splitlines())
     ranks = on_processes(2, _as_the_readme_says, script)
-    assert all(steps == 3 for steps, _ in ranks)
+    assert all(steps >= 3 for steps, _ in ranks)
     assert all_equal(weights for _, weights in ranks)
 
 
@@ -117,6 +123,36 @@ def test_a_sentence_that_troubleshooting_quotes_is_still_said(quotation: str) ->
 
 def test_troubleshooting_quotes_enough_to_be_worth_reading() -> None:
     assert len(QUOTATIONS) > 20
+
+
+def _least() -> dict[str, str]:
+    """What pyproject.toml asks for at least, of each package and of Python."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    return dict(re.findall(r"^([^>=\s]+)>=([\d.]+)", "\n".join([*wanted, "Python" + project["requires-python"]]), re.M))
+
+
+def test_the_versions_that_compatibility_names_are_those_that_are_installed_and_asked_for() -> None:
+    """Tested is what constraints.txt pins; what is not pinned there, the table says is run by hand."""
+    page = (DOCS / "compatibility.md").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    rows = re.findall(r"^\| (\S+) \| ([\d.]+) \| ([\d.]+) and newer \| (.*)$", page, re.MULTILINE)
+    assert {name for name, *_ in rows} == {"Python", "torch", "lightning", "accelerate", "transformers", "ray[train]"}
+    for name, tested, accepted, what in rows:
+        assert accepted == _least()[name], name
+        assert tested == pinned.get(name) or name == "Python" or "by hand" in what, name
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """What `import spardl` shows; errors come from their module, all at once."""
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^::: (\S+)$", page, re.MULTILINE))
+    public = {name for name in spardl.__all__ if not (name.startswith("__") or hasattr(spardl.errors, name))}
+    assert "spardl.errors" in named
+    assert {f"spardl.{name}" for name in public} <= named
 
 
 def test_every_picture_is_in_the_gallery() -> None:

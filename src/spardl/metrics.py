@@ -136,7 +136,8 @@ class SyncStats:
 
     `past` are groups that have been rearranged into the present ones: a group counts from when it was formed, the total
     never goes back. `steps` and `skipped` are the session's own count. `seconds_exposed` are those that training has
-    waited for exchanges of weights. `changes` are ranks that have left or come.
+    waited for exchanges of weights, or of gradients at the step; inside backward nobody counts them. `changes` are
+    ranks that have left or come.
     """
 
     groups: list[GroupStats] = field(default_factory=list)

@@ -16,7 +16,7 @@ EXAMPLE = ROOT / "examples" / "ddp.py"
 def test_the_script_in_the_tutorial_is_the_example() -> None:
     """Letter by letter, so what is tested below is what people copy."""
     page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    (printed,) = re.findall(r"## The smallest complete script\n.*?```python\n(.*?)```", page, re.DOTALL)
+    (printed,) = re.findall(r"## 4. The smallest complete script\n.*?```python\n(.*?)```", page, re.DOTALL)
     assert printed == EXAMPLE.read_text(encoding="utf-8")
 
 

@@ -6,20 +6,42 @@ from pathlib import Path
 import pytest
 
 from commands import environment, spardl
+from forked import run_forked
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "restart.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "restart.py"
+
+
+def read(text: str) -> tuple[str, str, str]:
+    """The attempt that came through, where it began, and a sum of all weights."""
+    said = re.fullmatch(r"attempt (\d), from (.*): loss \S+, weights (\S+)\n", text)
+    assert said is not None, text
+    return said[1], said[2], said[3]
 
 
 def run(folder: Path, *options: object) -> tuple[str, str, str]:
-    """The attempt that came through, where it began, and a sum of all weights."""
     launcher = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, "--monitor-interval", 0.1, EXAMPLE)
     checkpoint = ("--checkpoint", folder / "restart.pt", "--steps", 25)
     variables = environment(OMP_NUM_THREADS=1)
     done = spardl(*launcher, *checkpoint, *options, module="torch.distributed.run", cwd=folder, env=variables)
     assert done.returncode == 0, done.stderr
-    said = re.fullmatch(r"attempt (\d), from (.*): loss \S+, weights (\S+)\n", done.stdout)
-    assert said is not None, done.stdout
-    return said[1], said[2], said[3]
+    return read(done.stdout)
+
+
+def test_a_run_that_ended_early_goes_on_where_it_had_saved(tmp_path: Path) -> None:
+    """To the last bit of the sum of all weights."""
+    whole = read(run_forked(EXAMPLE, 2, "--checkpoint", tmp_path / "whole.pt", "--steps", 25))
+    run_forked(EXAMPLE, 2, "--checkpoint", tmp_path / "restart.pt", "--steps", 10)
+    rest = read(run_forked(EXAMPLE, 2, "--checkpoint", tmp_path / "restart.pt", "--steps", 25))
+    assert whole[1:] == ("the beginning", rest[2]) and rest[1] == "step 10"
+
+
+def test_what_the_tutorial_shows_of_it_is_in_it() -> None:
+    """Letter by letter."""
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8").partition("## 6. ")[2]
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    assert all(block in EXAMPLE.read_text(encoding="utf-8") for block in blocks)
 
 
 @pytest.mark.slow  # torch is started six times

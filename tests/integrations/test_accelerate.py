@@ -179,7 +179,7 @@ def test_a_model_that_was_not_prepared_is_refused() -> None:
     assert all("accelerator.prepare()" in told for told in as_torchrun(2, _unprepared))
 
 
-def _in_parts(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
+def _in_parts(rank: int, workers: int, update: str, optimizer: str, folder: Path) -> tuple[Any, ...]:
     """Two replicas in two parts each, whole and resumed."""
     from accelerate.state import AcceleratorState
     from accelerate.utils import FullyShardedDataParallelPlugin
@@ -190,7 +190,7 @@ def _in_parts(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
         AcceleratorState._reset_state(True)
         replicas = SparseReplicas(dp_replicate_size=2, dp_shard_size=2)
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
-        return Run("local", "adamw", fsdp_plugin=plugin, parallelism_config=replicas)
+        return Run(update, optimizer, fsdp_plugin=plugin, parallelism_config=replicas)
 
     def weights(run: Run) -> torch.Tensor:
         return torch.cat([each.full_tensor().detach().flatten() for each in run.model.parameters()])
@@ -212,9 +212,12 @@ def _in_parts(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
-def test_fsdp2_between_replicas_is_saved_and_resumed_by_the_accelerator(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("update", "optimizer"), [("local", "adamw"), ("gradients", "sgd")])
+def test_fsdp2_between_replicas_is_saved_and_resumed_by_the_accelerator(
+    update: str, optimizer: str, tmp_path: Path
+) -> None:
     """Bit for bit on every rank, and all of them end with one model."""
-    ranks = as_torchrun(4, _in_parts, tmp_path)
+    ranks = as_torchrun(4, _in_parts, update, optimizer, tmp_path)
     assert all_equal(whole for whole, *_ in ranks)
     for whole, resumed, replicas in ranks:
         assert torch.equal(whole, resumed) and replicas == 2

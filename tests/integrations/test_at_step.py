@@ -41,6 +41,7 @@ def _as_ddp(rank, workers):
             sync = spardl.attach(model, optimizer=optimizer, density=1.0, **STEP) if model is ours else None
             for step in range(6):
                 if step == 4 and sync is not None:
+                    assert sync.stats().seconds_exposed > 0
                     sync.detach()  # momentum goes back, and it goes on densely
                 optimizer.zero_grad()
                 loss(model, rank, step).backward()
@@ -147,11 +148,19 @@ def _misuse(rank, workers):
     attempt(with_a_scaler)
     attempt(unused)
     attempt(never_finite)
+    attempt(lambda model, optimizer: optimizer.step(None))
     return texts
 
 
 def test_what_would_go_wrong_is_an_error_that_says_what_to_do():
-    wanted = ["optimizer.step(closure)", "Pass scaler=", "'4.bias' has no gradient", "10 steps in a row"]
+    """A closure that is None, as Accelerate's optimizer hands on, is none."""
+    wanted = [
+        "optimizer.step(closure)",
+        "Pass scaler=",
+        "'4.bias' has no gradient",
+        "10 steps in a row",
+        "went through",
+    ]
     for texts in on_processes(2, _misuse):
         for text, part in zip(texts, wanted, strict=True):
             assert part in text, text

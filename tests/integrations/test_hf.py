@@ -181,8 +181,8 @@ def test_a_trainer_that_has_lost_ddp_is_refused(tmp_path: Path) -> None:
 # --- FSDP2 ------------------------------------------------------------------------------------------------------------
 
 
-def _in_parts(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
-    """Two replicas in two parts each, whole and resumed."""
+def _in_parts(rank: int, workers: int, update: str, optimizer: str, folder: Path) -> tuple[Any, ...]:
+    """Two replicas in two parts each, whole and resumed. (Accelerate knows no replicas in one part.)"""
     from accelerate.state import AcceleratorState
     from transformers import Trainer
 
@@ -192,13 +192,15 @@ def _in_parts(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
     as_on_devices()
     every = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "steps", "eval_steps": 5}
     wrap = {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}
+    kinds = {"adamw": (torch.optim.AdamW, {"lr": 1e-2}), "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})}
     found = []
     for resumed in (None, str(folder / "checkpoint-5")):
         AcceleratorState._reset_state(True)
         replicas = SparseReplicas(dp_replicate_size=2, dp_shard_size=2)
-        args = arguments(folder, fsdp=True, fsdp_config=wrap, parallelism_config=replicas, learning_rate=1e-2, **every)
-        trainer = Trainer(model=tiny(), args=args, train_dataset=counting(), eval_dataset=counting(8))
-        callback = SparseSyncCallback(trainer, **EXACT)
+        args = arguments(folder, fsdp=True, fsdp_config=wrap, parallelism_config=replicas, **every)
+        data = {"train_dataset": counting(), "eval_dataset": counting(8)}
+        trainer = Trainer(model=tiny(), args=args, optimizer_cls_and_kwargs=kinds[optimizer], **data)
+        callback = SparseSyncCallback(trainer, update=update, **EXACT)
         trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=resumed)
         losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]
@@ -208,9 +210,12 @@ def _in_parts(rank: int, workers: int, folder: Path) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow  # test_accelerate.py has FSDP2 between replicas too
-def test_fsdp2_is_dense_within_replicas_and_sparse_between_them_and_resumes_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("update", "optimizer"), [("local", "adamw"), ("gradients", "sgd"), ("gradients", "adamw")])
+def test_fsdp2_is_dense_within_replicas_and_sparse_between_them_and_resumes_exactly(
+    update: str, optimizer: str, tmp_path: Path
+) -> None:
     """All ranks end with one model, the same whether the run was stopped or not."""
-    ranks = as_torchrun(4, _in_parts, tmp_path)
+    ranks = as_torchrun(4, _in_parts, update, optimizer, tmp_path)
     assert all_equal(whole for whole, *_ in ranks)
     for whole, resumed, losses, dimensions, replicas, density in ranks:
         assert torch.equal(whole, resumed)

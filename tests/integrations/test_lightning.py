@@ -4,6 +4,7 @@ import importlib
 import logging
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,3 +215,15 @@ def _alone(rank: int, workers: int) -> str:
 def test_one_process_alone_is_told_what_to_do() -> None:
     (told,) = as_torchrun(1, _alone)
     assert 'strategy="ddp"' in told
+
+
+@pytest.mark.parametrize("name", ["FSDPStrategy", "ModelParallelStrategy"])
+def test_a_strategy_that_cuts_models_up_is_refused_with_what_to_do_instead(name: str) -> None:
+    """As `fit` would ask: before the first step."""
+    from lightning.pytorch import strategies
+
+    from spardl.integrations.lightning import SparseSync
+
+    trainer = SimpleNamespace(strategy=getattr(strategies, name)())
+    with pytest.raises(spardl.ConfigError, match=f"this trainer has {name}, .* use FSDP2 between replicas"):
+        SparseSync().on_fit_start(trainer, None)

@@ -135,3 +135,16 @@ def test_statistics_tell_what_was_sent_and_where_time_went() -> None:
         dense = found["dense"].total
         assert dense.density == 1.0
         assert dense.bits_per_entry == pytest.approx(32)
+
+
+@pytest.mark.parametrize("settings", [{}, {"update": "local"}, {"when": "step"}], ids=str)
+def test_parts_that_nobody_can_tell_from_whole_parameters_are_refused(settings: dict[str, Any]) -> None:
+    """Ranks would give each other what are different parts. FSDP1 cannot be made on a CPU, so it is not finished."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    flat = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(flat)
+    engine = type("DeepSpeedEngine", (nn.Module,), {})()
+    for module, why in ((flat, "FSDP1 keeps flat parts"), (engine, "DeepSpeed cuts up")):
+        with pytest.raises(spardl.ConfigError, match=rf"{why}.*fully_shard \(FSDP2\)"):
+            spardl.attach(nn.Sequential(module), optimizer=False, **settings)

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -21,6 +23,22 @@ def test_a_job_that_takes_too_long_is_left_alone() -> None:
     with pytest.raises(TimeoutError, match="too late"):
         within(0.01, never.wait, lambda: TimeoutError("too late"))
     never.set()
+
+
+LATE = """
+import time
+from spardl.transport.patience import within
+try:
+    within(0.01, lambda: time.sleep(0.2) or print("came back"), lambda: TimeoutError("too late"))
+except TimeoutError as error:
+    print(error)
+"""
+
+
+def test_a_process_ends_after_a_job_that_is_a_little_late() -> None:
+    """One that comes back from torch while Python ends would abort the process: exit code 134, whatever was said."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "too late\ncame back\n"), done.stderr
 
 
 class Elsewhere:

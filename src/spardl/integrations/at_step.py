@@ -4,6 +4,7 @@ It needs nothing of whoever computes gradients, so it serves FSDP2, tensor paral
 accumulation, clipping and whatever else happens before the step need no care. It does not overlap with backward.
 """
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,7 +91,7 @@ class StepSync(GradientHandle):
     def _before_step(self, optimizer: Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         if _torch_private.is_rehearsal():
             return
-        if len(given) > 1 or named.get("closure") is not None:
+        if any(each is not None for each in (*given[1:], named.get("closure"))):  # Accelerate gives None
             raise StateError(
                 "optimizer.step(closure) computes gradients when it is too late to synchronise them; call backward()"
                 ' before step(), or use update="local".'
@@ -113,6 +114,7 @@ class StepSync(GradientHandle):
 
     @torch.no_grad()
     def _synchronise(self, *, scale: float) -> None:
+        started = time.perf_counter()
         session = self.session
         session.check()
         rules = self._momenta.rules(loaded=self._loaded)
@@ -121,6 +123,7 @@ class StepSync(GradientHandle):
         for name, gradient in flat.items():
             session.submit(name, gradient, momentum=rules.get(name))
         counted = session.close().result()
+        session.seconds_exposed += time.perf_counter() - started  # nothing else runs meanwhile
         if counted or self._scaler is not None:
             self._write(flat)
         else:

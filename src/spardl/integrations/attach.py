@@ -21,7 +21,7 @@ from spardl.integrations.handle import SyncHandle
 from spardl.integrations.local import LocalSync
 from spardl.integrations.model import COMPILED, plain_module, unwrap
 from spardl.integrations.optim.choice import Given, has_memory, optimizers_of, warn_of_losses
-from spardl.integrations.parts import is_fsdp
+from spardl.integrations.parts import check_readable, is_fsdp
 from spardl.integrations.setup import check_scaler, with_teams
 from spardl.planning.candidates import DENSE
 from spardl.planning.planfile import PlanFile
@@ -84,6 +84,8 @@ def attach(
         ConfigMismatch: two ranks differ in settings or model.
         PeerError: a rank did not come.
     """
+    if isinstance(model, nn.Module):  # others are refused below, each way with its own sentence
+        check_readable(model)
     if plan is not None:
         update, settings = planned(plan, model, process_group, update, {"config": config, **settings})
         settings.pop("config")

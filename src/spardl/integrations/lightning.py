@@ -25,6 +25,8 @@ require("lightning", "spardl.integrations.lightning needs Lightning")
 
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 
+IN_PARTS = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
+
 
 class SparseSync(Callback):
     """Synchronises what `fit` trains, sparsely, under `Trainer(strategy="ddp")`.
@@ -54,10 +56,7 @@ class SparseSync(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model = trainer.strategy.model
         if not isinstance(model, DistributedDataParallel):
-            raise ConfigError(
-                f"SparseSync works under DDP, and this trainer has {type(trainer.strategy).__name__}; give it"
-                ' Trainer(strategy="ddp", devices=...) with two processes or more.'
-            )
+            raise ConfigError(_refusal(type(trainer.strategy).__name__))
         if self.sync is not None:
             self.sync.detach()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -113,3 +112,15 @@ class SparseSync(Callback):
         if isinstance(self.sync, LocalSync) and trainer.is_global_zero:
             with self.sync.shared():
                 checkpoint["state_dict"] = copy.deepcopy(trainer.strategy.lightning_module_state_dict())
+
+
+def _refusal(strategy: str) -> str:
+    what = f"SparseSync works under DDP, and this trainer has {strategy}"
+    ddp = 'give it Trainer(strategy="ddp", devices=...) with two processes or more'
+    if strategy not in IN_PARTS:
+        return f"{what}; {ddp}."
+    return (
+        f"{what}, which cuts up what is synchronised here. If a device holds the whole model, {ddp}; else use FSDP2"
+        " between replicas, in a loop of your own, with Accelerate or with the Hugging Face Trainer"
+        " (docs/frameworks/fsdp.md)."
+    )

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
+# Who cuts models up without a word of what lies where: each rank would take its part for the whole. By name, since none
+# of them is ours to import.
+UNREADABLE = {
+    "FullyShardedDataParallel": "FSDP1 keeps flat parts that do not tell what they are parts of",
+    "DeepSpeedEngine": "DeepSpeed cuts up and synchronises by itself what it trains",
+}
+
 
 def is_sharded(tensor: object) -> "TypeGuard[DTensor]":
     """Whether it is a DTensor. Nothing is before somebody imports them, which takes a second: we do not."""
@@ -31,6 +38,16 @@ def is_fsdp(module: object) -> "TypeGuard[FSDPModule]":
     """Whether `fully_shard` was called on it; likewise without an import."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def check_readable(model: nn.Module) -> None:
+    """Raise `ConfigError` for a model whose parts nobody can tell from whole parameters."""
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    for name in sorted(kinds & UNREADABLE.keys()):
+        raise ConfigError(
+            f"this model has a {name}, and {UNREADABLE[name]}; use DDP or a plain module, or, where a device is too"
+            ' small for it, fully_shard (FSDP2) within machines and attach(..., replicate=mesh["replicate"]).'
+        )
 
 
 def part_of(tensor: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """Limits for calls into libraries that know none, and what is said when the store of the ranks does not answer."""
 
+import atexit
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,12 +16,15 @@ from spardl.errors import PeerError
 Result = TypeVar("Result")
 
 PROBE_S = 1.0  # that connecting to the store may take, to find out why it does not answer
+LAST_WAIT_S = 1.0  # at the end of the process, for jobs that are late
+NAME = "spardl-patience"  # of their threads
 
 
 def within(seconds: float, job: Callable[[], Result], late: Callable[[], Exception]) -> Result:
     """What `job` returns or raises; raises `late()` if it takes longer.
 
-    A job that is late goes on in a thread of its own, which keeps no process alive: nothing can interrupt it.
+    A job that is late goes on in a thread of its own, which keeps no process alive for more than `LAST_WAIT_S` seconds:
+    nothing can interrupt it.
     """
     outcome: list[tuple[bool, Any]] = []
     done = threading.Event()
@@ -31,7 +36,7 @@ def within(seconds: float, job: Callable[[], Result], late: Callable[[], Excepti
             outcome.append((False, error))
         done.set()
 
-    threading.Thread(target=run, name="spardl-patience", daemon=True).start()
+    threading.Thread(target=run, name=NAME, daemon=True).start()
     if not done.wait(seconds):
         raise late()
     fine, value = outcome[0]
@@ -39,6 +44,16 @@ def within(seconds: float, job: Callable[[], Result], late: Callable[[], Excepti
         raise value
     result: Result = value
     return result
+
+
+@atexit.register
+def _wait_for_the_late() -> None:
+    """Python unwinds a thread that comes back from a library while the interpreter ends, and C++ in it then aborts the
+    process: it would end with 134 instead of what it wanted to say. Most that are late are late by less than this."""
+    deadline = time.monotonic() + LAST_WAIT_S
+    for thread in threading.enumerate():
+        if thread.name == NAME:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def store_is_silent(store: Store, rank: int, seconds: float) -> PeerError:
