@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from clusters import Cluster
-from far import FAR, UPLOADS, WAITS, FarCluster, HostTouch, far, near
+from far import FAR, UPLOADS, WAITS, FarCluster, HostTouch, Race, far, near
 from spardl.bench.gpu import check_bits
 from spardl.collectives.methods.registry import METHODS
 from spardl.config import SyncConfig
+from spardl.host import quotient
 from spardl.memory.velocity import Momentum
 from spardl.sync.plan import Member, plan_group
 
@@ -165,7 +166,7 @@ def test_a_gradient_that_is_not_finite_rolls_back_on_a_device() -> None:
 
 def test_the_script_for_gpus_finds_the_same_bits_on_the_device_of_the_tests() -> None:
     found = check_bits(FAR)
-    assert len(found) == 4 and all(found.values())
+    assert len(found) == 10 and all(found.values()), found
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,28 @@ def test_the_script_for_gpus_finds_the_same_bits_on_the_device_of_the_tests() ->
 def test_the_device_notices_whoever_touches_it_unseen(touch: Any) -> None:
     with pytest.raises((HostTouch, RuntimeError)):
         touch(far(torch.ones(3)))
+
+
+def test_the_device_notices_what_is_used_in_another_stream_too_early() -> None:
+    streams = torch.get_device_module(FAR)
+    beside, tensor = streams.Stream(FAR), torch.zeros(4, device=FAR)
+    with streams.stream(beside), pytest.raises(Race, match="read too early"):
+        tensor + 1
+    beside.wait_event(streams.current_stream(FAR).record_event())
+    with streams.stream(beside):
+        twice = tensor * 2
+    with pytest.raises(Race, match="written too early"):  # it may still be read
+        tensor.zero_()
+    with pytest.raises(Race, match="read too early"):
+        twice.cpu()
+    streams.current_stream(FAR).wait_event(beside.record_event())
+    assert not tensor.zero_().cpu().any() and not twice.cpu().any()
+
+
+def test_the_device_divides_by_numbers_of_the_host_as_cuda_does() -> None:
+    values = torch.arange(1.0, 200.0)
+    assert not torch.equal(near(far(values) / 127), values / 127)
+    assert torch.equal(near(quotient(far(values), 127)), values / 127)
 
 
 def test_the_device_counts_waits() -> None:
