@@ -6,6 +6,7 @@ Optimizers step parameters of the device; what a backward would bring is put int
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from spardl.integrations import at_step as at_step_module
 from spardl.integrations.at_step import StepSync
 from spardl.integrations.local import LocalSync
 from spardl.sync import session
+from spardl.sync.plan import Member
+from spardl.sync.session import Session
 from spardl.update import LocalUpdates
 from threads import Board, ThreadTransport
 
@@ -197,6 +200,27 @@ def test_the_host_waits_twice_in_a_step_of_a_front_end(monkeypatch, name):
     with ranks_on(monkeypatch) as start:
         assert all(start(visit)), "nothing was queued in a stream beside the caller's"
     assert WAITS.total() == 2 * WORKERS * 2
+
+
+def test_a_tensor_is_reduced_by_itself_on_a_device(monkeypatch):
+    """As by `all_reduce`: the same bits as on the CPU, and one wait for each."""
+
+    def visit(place, device, rank):
+        one = Session.open([Member("x", 500)], SyncConfig(density=0.05, dense_below=0), device=device, commit="group")
+        tensors = [place(torch.randn(500, generator=torch.Generator().manual_seed(10 * rank + i))) for i in range(2)]
+        gate.wait()
+        WAITS.clear()
+        gate.wait()
+        for each in tensors:
+            assert one.reduce("x", each)
+        return [near(each) for each in tensors]
+
+    gate, found = threading.Barrier(WORKERS), []
+    for place, device in ((torch.clone, "cpu"), (far, FAR)):
+        with ranks_on(monkeypatch) as start:
+            found.append(start(partial(visit, place, device)))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert WAITS.total() == 2 * WORKERS
 
 
 def test_residuals_on_the_host_are_about_gradients(monkeypatch):

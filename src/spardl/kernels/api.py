@@ -1,7 +1,7 @@
 """What a device must be able to compute: the interface between the algorithms and the hot loops.
 
-`cpu/` (compiled) and `torch.py` (any device) are objects of it, and give the same bits. Callers choose one by
-`kernels.for_device`, once, and hand it down.
+`cpu/` (compiled), `torch.py` (any device) and `triton/` (the same, with hot passes of its own) are objects of it, and
+give the same bits. Callers choose one by `kernels.for_device`, once, and hand it down.
 
 Words. *Natural order* is that of the tensors, chunks of which are dealt to blocks; memory is kept in *block order*,
 each block contiguous (`starts` and `chunk` say how, see memory/layout.py). A block lies in memory from `firsts[b]` to
