@@ -18,7 +18,7 @@ LOOPS_THERE_ARE = 17
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 # One process has the interpreter's launches: what they were given is what is compiled.
-pytestmark = pytest.mark.xdist_group("triton")
+pytestmark = [pytest.mark.xdist_group("triton"), pytest.mark.timeout(600)]
 
 
 def run(script: str, *arguments: object, **environment: str) -> str:
