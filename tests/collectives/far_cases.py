@@ -19,7 +19,7 @@ from spardl.sync.plan import Member, plan_group
 ELEMENTS = 1003
 FORMATS = ("bf16", "fp32", "fp16", "int8", "int4", "int2", "int1")
 # Bf16, the default, is what transport/nccl_cases.py runs every method with.
-pairwise = [("spardl", "bf16"), *zip(sorted(METHODS), itertools.cycle(FORMATS[1:]), strict=False)]
+pairwise = [("spardl", "bf16"), ("spardl", "int8"), *zip(sorted(METHODS), itertools.cycle(FORMATS[1:]), strict=False)]
 
 
 def steps(kind: type[Cluster], config: SyncConfig, workers: int) -> list[torch.Tensor]:
