@@ -21,7 +21,7 @@ import torch.distributed as dist
 from far import FAR, FarStream, FarTensor, current_stream
 from spardl.transport import torchdist
 
-PATIENCE = 30  # seconds, for what would otherwise hang
+PATIENCE = 100  # seconds, for what would otherwise hang
 
 
 class Refused(AssertionError):

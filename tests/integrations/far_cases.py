@@ -89,7 +89,7 @@ def local(rule, values="bf16"):
     def make(place):
         model = Model(place)
         optimizer = optimizer_of("adamw", model)
-        config = SyncConfig(density=0.05, dense_below=0, timeout=30, values=values)
+        config = SyncConfig(density=0.05, dense_below=0, timeout=100, values=values)
         return LocalSync(model, [optimizer], config, rule), model, optimizer
 
     return make
@@ -99,7 +99,7 @@ def at_step(**settings):
     def make(place):
         model = Model(place)
         optimizer = optimizer_of("sgd", model)
-        config = SyncConfig(**{"density": 0.05, "dense_below": 0, "timeout": 30, **settings})
+        config = SyncConfig(**{"density": 0.05, "dense_below": 0, "timeout": 100, **settings})
         return StepSync(model, optimizer, config), model, optimizer
 
     return make
