@@ -8,12 +8,19 @@ tensors of the wrong device raise, and whatever would make the host wait for a G
 * shape: an operation whose result's size only the device knows (nonzero, a mask as an index, unique ...)
 
 A copy to the device raises unless it is `non_blocking`: torch makes the host wait for any other.
+
+By a number of the host it divides as CUDA does: it multiplies by the reciprocal, which may be rounded otherwise.
+
+It has streams (`FarStream`), a current one per thread. Operations are computed at once, whatever their stream; but each
+stretch of memory knows who wrote and read it last, and whoever uses it in another stream, without an event that says
+that they are done, is a `Race`.
 """
 
+import functools
 import threading
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,9 +51,79 @@ _SHAPES = {
 }
 _MASKED = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
 
+_DIVISIONS = {_aten.div.Tensor: _aten.mul.Tensor, _aten.div_.Tensor: _aten.mul_.Tensor}  # by numbers of the host
+
 
 class HostTouch(AssertionError):
     """Something looked at far memory, or mixed it with host memory, without saying so."""
+
+
+class Race(AssertionError):
+    """Something used memory in one stream that another one may still be working on."""
+
+
+class FarStream:
+    """A queue of the device. `seen` says how much of each stream is done before what is queued here next begins."""
+
+    def __init__(self, device: torch.device = FAR) -> None:
+        assert device.type == FAR.type
+        self.seen: Counter[FarStream] = Counter()
+
+    def record_event(self) -> "Counter[FarStream]":
+        return self.seen.copy()
+
+    def wait_event(self, event: "Counter[FarStream]") -> None:
+        self.seen |= event
+
+    def synchronize(self) -> None:
+        WAITS["stream"] += 1
+
+    def use(self, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
+        """Queue something that reads and writes these tensors of the device."""
+        self.seen[self] += 1
+        for tensors, writing in ((reads, False), (writes, True)):
+            for each in tensors:
+                if not each.numel():
+                    continue
+                found = _uses.setdefault(_address(each), _Uses())
+                last = found.read | found.written if writing else found.written
+                if not last <= self.seen:
+                    raise Race(f"memory of {tuple(each.shape)} is {'written' if writing else 'read'} too early")
+                if writing:
+                    found.written[self] = self.seen[self]
+                else:
+                    found.read[self] = self.seen[self]
+
+
+class _Uses:
+    """Of a stretch of memory, the last one by each stream."""
+
+    def __init__(self) -> None:
+        self.read: Counter[FarStream] = Counter()
+        self.written: Counter[FarStream] = Counter()
+
+
+_uses: dict[int, _Uses] = {}
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.raw.untyped_storage().data_ptr()  # type: ignore[attr-defined]
+
+
+def current_stream(device: torch.device = FAR) -> FarStream:
+    """That of this thread: a thread of a test is a rank with a device of its own."""
+    if not hasattr(_here, "stream"):
+        _here.stream = FarStream()
+    return _here.stream
+
+
+@contextmanager
+def _inside(stream: FarStream) -> Iterator[None]:
+    before, _here.stream = current_stream(), stream
+    try:
+        yield
+    finally:
+        _here.stream = before
 
 
 class FarTensor(Tensor):
@@ -76,13 +153,51 @@ class FarTensor(Tensor):
 def _compute(func: Any, args: Any, kwargs: Any) -> Any:
     if func is _aten._to_copy.default and kwargs.get("device", FAR).type == "cpu":
         WAITS["read"] += 1
+        current_stream().use(args[:1], ())
         return func(args[0].raw, **kwargs)
     if func is _aten.copy_.default:
         return _copy(*args)
+    if func in _DIVISIONS and not isinstance(args[1], FarTensor) and not getattr(_here, "steps", False):
+        func, args = _DIVISIONS[func], (args[0], _reciprocal(args[1], args[0].dtype))
     _judge(func, args, kwargs)
+    _queue(func, args, kwargs)
     raw = func(*_near(args), **{name: _near(value) for name, value in kwargs.items()})
-    changed = {id(each.raw): each for each in _tensors(args, kwargs) if isinstance(each, FarTensor)}
-    return _wrapped(raw, changed)
+    given = [each for each in _tensors(args, kwargs) if isinstance(each, FarTensor)]
+    made = _wrapped(raw, {id(each.raw): each for each in given})
+    fresh = {_address(each): each for each in _tensors((made,), {}) if isinstance(each, FarTensor) and each.numel()}
+    for place in fresh.keys() - {_address(each) for each in given}:
+        _uses.pop(place, None)  # of whoever had this memory before
+        current_stream().use((), [fresh[place]])
+    return made
+
+
+def _reciprocal(number: Any, kind: torch.dtype) -> Tensor:
+    return torch.ones((), dtype=kind if kind.is_floating_point else torch.float32) / number
+
+
+def _queue(func: Any, args: Any, kwargs: Any) -> None:
+    """Put an operation into the current stream; a view touches no memory."""
+    written, is_view = _kind(func)
+    if is_view:
+        return
+    names = {**dict(enumerate(args)), **kwargs}
+    changed = [each for name in written for each in _tensors((names.get(name),), {})]
+    reads, writes = (
+        [each for each in some if isinstance(each, FarTensor)] for some in (_tensors(args, kwargs), changed)
+    )
+    current_stream().use(reads, writes)
+
+
+@functools.cache
+def _kind(func: Any) -> tuple[list[int | str], bool]:
+    """Which arguments an operation writes to, and whether its result is just another look at the same memory."""
+    schema = func._schema
+    written: list[int | str] = []
+    for place, each in enumerate(schema.arguments):
+        if each.alias_info is not None and each.alias_info.is_write:
+            written += [place, each.name]
+    shown = any(each.alias_info is not None for each in schema.returns)
+    return written, shown and not written
 
 
 def _wrapped(raw: Any, changed: dict[int, FarTensor]) -> Any:
@@ -94,11 +209,13 @@ def _wrapped(raw: Any, changed: dict[int, FarTensor]) -> Any:
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if not isinstance(target, FarTensor):
         WAITS["read"] += 1
+        current_stream().use([source], ())
         return target.copy_(source.raw)  # type: ignore[attr-defined]
     if not isinstance(source, FarTensor) and source.dim() and not (non_blocking or getattr(_here, "loads", False)):
         raise HostTouch("a copy to the device that the host waits for")
     if not isinstance(source, FarTensor):
         UPLOADS["numbers"] += source.numel()
+    current_stream().use([each for each in (source,) if isinstance(each, FarTensor)], [target])
     target.raw.copy_(_near(source))
     return target
 
@@ -134,8 +251,9 @@ def _near(value: Any) -> Any:
 def _register() -> None:
     """Tell torch of the device. `torch.accelerator` does not count it: other tests do not see it."""
     module = types.SimpleNamespace(
-        is_available=lambda: False, device_count=lambda: 1, current_device=lambda: 0, _is_in_bad_fork=lambda: False
+        is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0, _is_in_bad_fork=lambda: False
     )
+    module.Stream, module.stream, module.current_stream = FarStream, _inside, current_stream
     torch._register_device_module(FAR.type, module)
     torch._C._acc.register_python_privateuseone_device_guard(_guard)
     _library.fallback(lambda func, *args, **kwargs: _compute(func, args, kwargs), "PrivateUse1")
@@ -151,6 +269,13 @@ def loading() -> Iterator[None]:
         _here.loads = False
 
 
+def divides_alike(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer divide as on a CPU while it steps, and what others do before and after that as ever. To be
+    called before others hook into its steps."""
+    optimizer.register_step_pre_hook(lambda *_: setattr(_here, "steps", True))
+    optimizer.register_step_post_hook(lambda *_: setattr(_here, "steps", False))
+
+
 _here = threading.local()
 _guard = _DummyDeviceGuard()
 _library = torch.library.Library("_", "IMPL")
@@ -158,8 +283,10 @@ _register()
 
 
 def far(values: Tensor) -> Tensor:
-    """A copy on the device."""
-    return FarTensor(values.detach().clone())
+    """A copy on the device, which was there before anything was queued."""
+    made = FarTensor(values.detach().clone())
+    _uses.pop(_address(made), None)
+    return made
 
 
 def near(values: Tensor) -> Tensor:

@@ -41,13 +41,13 @@ def _run(rank: int, workers: int, script: Path, options: list[str]) -> str:
     return out.getvalue()
 
 
-def module_forked(name: str, *options: object) -> subprocess.CompletedProcess[str]:
+def module_forked(name: str, *options: object, timeout: float = 100.0) -> subprocess.CompletedProcess[str]:
     """`python -m name`, alone: what it wrote, and its exit code. What it imports should have been imported before."""
     import_once()
     command = [name, *(str(option) for option in options)]
     with tempfile.TemporaryDirectory() as folder:
         given = (command, Path(folder))
-        join(mp.start_processes(_run_module, given, nprocs=1, join=False, start_method="fork"), timeout=100)
+        join(mp.start_processes(_run_module, given, nprocs=1, join=False, start_method="fork"), timeout=timeout)
         code, out, err = ((Path(folder) / f"0.{kind}").read_text() for kind in KINDS)
     return subprocess.CompletedProcess(command, int(code), out, err)
 

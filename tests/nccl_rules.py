@@ -18,10 +18,10 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from far import FAR, FarTensor
+from far import FAR, FarStream, FarTensor, current_stream
 from spardl.transport import torchdist
 
-PATIENCE = 30  # seconds, for what would otherwise hang
+PATIENCE = 100  # seconds, for what would otherwise hang
 
 
 class Refused(AssertionError):
@@ -46,14 +46,17 @@ class Fabric:
 
 
 class _Done:
-    """Work that is over. Of messages and sums nobody may wait with a deadline: torch would hold the host."""
+    """Work that is over, in NCCL's stream: the caller's has to wait for it. Of messages and sums nobody may wait with a
+    deadline: torch would hold the host."""
 
-    def __init__(self, *, patient=True):
+    def __init__(self, stream, *, patient=True):
         self.patient = patient
+        self.event = stream.record_event()
 
     def wait(self, timeout=None):
         if timeout is not None and self.patient:
             raise Refused("a wait with a deadline, for which torch holds the host")
+        current_stream().wait_event(self.event)
         return True
 
     def is_completed(self):
@@ -66,6 +69,7 @@ class StrictGroup:
     def __init__(self, fabric, rank):
         self.fabric, self.rank = fabric, rank
         self.collectives = 0
+        self.stream = FarStream()  # what is given to NCCL begins when all that was queued before is done
 
     # --- messages
 
@@ -78,10 +82,12 @@ class StrictGroup:
     def batch(self, ops):
         if not ops:
             raise Refused("an empty batch")
+        self.stream.wait_event(current_stream().record_event())
         taken = []
         for op in ops:
             _check_memory(op.tensor)
             if op.op is dist.isend:
+                self.stream.use([op.tensor], ())
                 taken.append(threading.Event())
                 self.fabric.mail[self.rank, op.peer].put((op.tensor.raw.clone(), self.collectives, taken[-1]))
         for op in ops:
@@ -89,7 +95,7 @@ class StrictGroup:
                 self._receive(op)
         if not all(event.wait(PATIENCE) for event in taken):
             raise Refused(f"rank {self.rank} sent what nobody received")
-        return [_Done()]
+        return [_Done(self.stream)]
 
     def _receive(self, op):
         try:
@@ -101,6 +107,7 @@ class StrictGroup:
             raise Refused(f"rank {op.peer} sends {sent.numel()} bytes, rank {self.rank} expects {op.tensor.numel()}")
         if collectives != self.collectives:
             raise Refused(f"rank {op.peer} sent this after {collectives} collectives, not {self.collectives}")
+        self.stream.use((), [op.tensor])
         op.tensor.raw.copy_(sent)
 
     # --- collectives
@@ -108,17 +115,21 @@ class StrictGroup:
     def allreduce(self, tensors, options):
         (tensor,) = tensors
         versions = self._meet("allreduce", tensor)
+        self.stream.use((), [tensor])
         tensor.raw.copy_(sum(versions[1:], versions[0]))
-        return _Done()
+        return _Done(self.stream)
 
     def allgather(self, outputs, inputs):
         for out, version in zip(outputs[0], self._meet("allgather", inputs[0]), strict=True):
             _check_memory(out)
+            self.stream.use((), [out])
             out.raw.copy_(version)
-        return _Done(patient=False)  # its result is read at once
+        return _Done(self.stream, patient=False)  # its result is read at once
 
     def _meet(self, name, tensor):
         _check_memory(tensor)
+        self.stream.wait_event(current_stream().record_event())
+        self.stream.use([tensor], ())
         self.collectives += 1
         signature = (name, tuple(tensor.shape), tensor.dtype, self.collectives)
         self.fabric.table[self.rank] = (signature, tensor.raw.clone())

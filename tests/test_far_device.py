@@ -1,27 +1,29 @@
-"""What runs on a device that is not the CPU, in a process of its own: registering a device changes all of torch.
+"""What runs on a device that is not the CPU, in processes of its own: registering a device changes all of torch.
 
-Autograd starts a thread per kind of device with the first backward, and whoever forks afterwards has none.
+They are forked from this one, which has torch and the compiled kernels already: to load these takes longer than most of
+the cases. Autograd has no threads in them, and no case needs any.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from forked import module_forked
 
 ROOT = Path(__file__).parent.parent
 CASES = ["tests/collectives/far_cases.py", "tests/integrations/far_cases.py", "tests/transport/nccl_cases.py"]
 
 
-def run(marked: str, *cases: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, *cases]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+def run(marked: str, cases: str) -> None:
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", ROOT, "-m", marked, ROOT / cases]
+    done = module_forked("pytest", *options, timeout=800)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 @pytest.mark.timeout(900)
-def test_all_cases_pass_on_the_device_of_the_tests() -> None:
-    run("not slow", *CASES)
+@pytest.mark.parametrize("cases", CASES)
+def test_all_cases_pass_on_the_device_of_the_tests(cases: str) -> None:
+    run("not slow", cases)
 
 
 @pytest.mark.slow

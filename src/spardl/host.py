@@ -89,6 +89,12 @@ def marked(mask: Tensor, count: int, fill: int = 0) -> Tensor:
         return found.masked_fill(found == mask.numel(), fill)
 
 
+def quotient(values: Tensor, number: float) -> Tensor:
+    """`values / number`, with the bits of a CPU on every device: by a number of the host CUDA does not divide, it
+    multiplies by its reciprocal, which may be rounded otherwise."""
+    return values / values.new_full((), number)
+
+
 def download(values: Tensor) -> NDArray[Any]:
     """These numbers on the host, which waits until the device has computed them."""
     found: NDArray[Any] = values.cpu().numpy()

@@ -6,18 +6,22 @@ Optimizers step parameters of the device; what a backward would bring is put int
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from far import FAR, WAITS, far, loading, near
+from far import FAR, WAITS, divides_alike, far, loading, near
 from nccl_rules import installed
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
+from spardl.integrations import at_step as at_step_module
 from spardl.integrations.at_step import StepSync
 from spardl.integrations.local import LocalSync
 from spardl.sync import session
+from spardl.sync.plan import Member
+from spardl.sync.session import Session
 from spardl.update import LocalUpdates
 from threads import Board, ThreadTransport
 
@@ -66,7 +70,9 @@ def ranks_on(monkeypatch):
 
 def optimizer_of(kind, model):
     if kind == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=0.05)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        divides_alike(optimizer)  # what torch does by itself on a device is not what is compared
+        return optimizer
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
 
 
@@ -83,7 +89,7 @@ def local(rule, values="bf16"):
     def make(place):
         model = Model(place)
         optimizer = optimizer_of("adamw", model)
-        config = SyncConfig(density=0.05, dense_below=0, timeout=30, values=values)
+        config = SyncConfig(density=0.05, dense_below=0, timeout=100, values=values)
         return LocalSync(model, [optimizer], config, rule), model, optimizer
 
     return make
@@ -93,7 +99,7 @@ def at_step(**settings):
     def make(place):
         model = Model(place)
         optimizer = optimizer_of("sgd", model)
-        config = SyncConfig(**{"density": 0.05, "dense_below": 0, "timeout": 30, **settings})
+        config = SyncConfig(**{"density": 0.05, "dense_below": 0, "timeout": 100, **settings})
         return StepSync(model, optimizer, config), model, optimizer
 
     return make
@@ -112,22 +118,36 @@ FRONT_ENDS = {
 }
 
 
+def copied(state, copy):
+    """The same state, with copies of its tensors."""
+    if isinstance(state, torch.Tensor):
+        return copy(state)
+    if isinstance(state, dict):
+        return {name: copied(each, copy) for name, each in state.items()}
+    return [copied(each, copy) for each in state] if isinstance(state, list) else state
+
+
 def on_host(state):
     """A state as it comes from a file that was loaded for the CPU."""
-    if isinstance(state, torch.Tensor):
-        return near(state).clone()
-    if isinstance(state, dict):
-        return {name: on_host(each) for name, each in state.items()}
-    return [on_host(each) for each in state] if isinstance(state, list) else state
+    return copied(state, lambda tensor: near(tensor).clone())
 
 
-def visits(make, place):
-    """Some steps; a state, from a file; more steps, and the same again by somebody who goes on from the state."""
+# How a state gets from one to the other; where nothing is said, by a file that is loaded for the CPU.
+CARRIERS = {
+    "late": lambda sync: copied(sync.state_dict(), torch.clone),  # it stays on the device
+    "groups": lambda sync: copied(sync.state_dict(), torch.clone),
+    "outer momentum": lambda sync: sync.gathered_state_dict(),
+    "clipped": lambda sync: sync.gathered_state_dict(),
+}
+
+
+def visits(make, place, carry):
+    """Some steps; a state; more steps, and the same again by somebody who goes on from the state."""
 
     def visit(rank):
         sync, model, optimizer = make(place)
         train(sync, model, optimizer, rank, range(STEPS), place)
-        state = on_host(sync.state_dict())
+        state = carry(sync)
         shown = on_host(model.state_dict())
         moments = on_host(optimizer.state_dict())
         went_on = train(sync, model, optimizer, rank, range(STEPS, STEPS + MORE), place)
@@ -146,10 +166,10 @@ def visits(make, place):
 @pytest.mark.parametrize("name", FRONT_ENDS)
 def test_front_ends_train_alike_on_a_device_and_go_on_from_their_states(monkeypatch, name):
     """The same bits as on the CPU, and after a checkpoint the same as without one."""
-    found = []
+    found, carry = [], CARRIERS.get(name, lambda sync: on_host(sync.state_dict()))
     for place in (far, torch.clone):
         with ranks_on(monkeypatch) as start:
-            found.append(start(visits(FRONT_ENDS[name], place)))
+            found.append(start(visits(FRONT_ENDS[name], place, carry)))
     for ours, theirs in zip(*found, strict=True):
         for one, other in zip(ours[0], theirs[0], strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -157,13 +177,15 @@ def test_front_ends_train_alike_on_a_device_and_go_on_from_their_states(monkeypa
             torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "most"), [("local", 2), ("late", 2), ("groups", 2), ("clipped", 2)])
-def test_the_host_waits_a_few_times_in_a_step_of_a_front_end(monkeypatch, name, most):
-    """Once for the step; once for the norms that are clipped, once to leave out gradients that are not finite, and once
-    to count, in all groups together."""
+@pytest.mark.parametrize("name", ["local", "late", "groups", "clipped", "in parts"])
+def test_the_host_waits_twice_in_a_step_of_a_front_end(monkeypatch, name):
+    """Once for the step; and once to leave out gradients that are not finite, to count, in all groups together, for the
+    norms that are clipped, or for the other parts of a model. The model has three parameters."""
+    if name == "in parts":
+        monkeypatch.setattr(at_step_module, "mesh_of", lambda *_: "those with the other parts")
 
     def visit(rank):
-        sync, model, optimizer = FRONT_ENDS[name](far)
+        sync, model, optimizer = FRONT_ENDS.get(name, at_step())(far)
         train(sync, model, optimizer, rank, range(1), far)
         sync.session.wait()
         gate.wait()
@@ -171,11 +193,34 @@ def test_the_host_waits_a_few_times_in_a_step_of_a_front_end(monkeypatch, name, 
         gate.wait()
         train(sync, model, optimizer, rank, range(1, 3), far)
         sync.session.wait()
+        beside = sync.session.worker.aside._stream
+        return beside.seen[beside]
 
     gate = threading.Barrier(WORKERS)
     with ranks_on(monkeypatch) as start:
-        start(visit)
-    assert WAITS.total() <= 2 * WORKERS * most
+        assert all(start(visit)), "nothing was queued in a stream beside the caller's"
+    assert WAITS.total() == 2 * WORKERS * 2
+
+
+def test_a_tensor_is_reduced_by_itself_on_a_device(monkeypatch):
+    """As by `all_reduce`: the same bits as on the CPU, and one wait for each."""
+
+    def visit(place, device, rank):
+        one = Session.open([Member("x", 500)], SyncConfig(density=0.05, dense_below=0), device=device, commit="group")
+        tensors = [place(torch.randn(500, generator=torch.Generator().manual_seed(10 * rank + i))) for i in range(2)]
+        gate.wait()
+        WAITS.clear()
+        gate.wait()
+        for each in tensors:
+            assert one.reduce("x", each)
+        return [near(each) for each in tensors]
+
+    gate, found = threading.Barrier(WORKERS), []
+    for place, device in ((torch.clone, "cpu"), (far, FAR)):
+        with ranks_on(monkeypatch) as start:
+            found.append(start(partial(visit, place, device)))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert WAITS.total() == 2 * WORKERS
 
 
 def test_residuals_on_the_host_are_about_gradients(monkeypatch):

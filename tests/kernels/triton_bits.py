@@ -16,6 +16,7 @@ from spardl.kernels import triton as ours
 from spardl.kernels.torch import TorchKernels
 from spardl.kernels.triton import TILE, TritonKernels
 from spardl.memory.layout import BlockLayout
+from spardl.wire.format import VALUE_FORMATS
 
 POINTERS = {
     torch.float32: "*fp32",
@@ -97,6 +98,38 @@ def check_accumulating() -> None:
                     same(one.flatten(), other.flatten())
 
 
+def check_momentum_and_weights() -> None:
+    for count, chunk, offset, length in ((1, 4000, 0, 3000), (4, 64, 333, 2000), (2, 7, 5, 0)):
+        layout, wanted = BlockLayout(3000, count, chunk), np.arange(count) != 1
+        place = (layout.starts, layout.chunk, offset)
+        for nesterov in (True, False):
+            both = []
+            for kernels in (fused, plain):
+                memory, velocity, updated = numbers(3000, 4), numbers(3000, 5), numbers(3000, 6)
+                gradient, weights = numbers(length, 7), numbers(length, 8)
+                rule = (0.3, 0.9, 1e-4, 0.7, nesterov)
+                fine = kernels.accumulate_momentum(memory, velocity, updated, *place, gradient, weights, *rule, wanted)
+                both.append((memory, velocity, updated, gradient, weights, torch.as_tensor(fine)))
+                memory, gradient = numbers(3000, 4), numbers(length, 7)
+                fine = kernels.differ(memory, *place, weights, gradient, wanted)
+                both[-1] += (memory, torch.as_tensor(fine))
+            for one, other in zip(*both, strict=True):
+                same(one.flatten(), other.flatten())
+
+
+def check_values() -> None:
+    """Codes, scales and what they stand for; blocks without entries and with zeros alone among them."""
+    values = torch.cat((numbers(700, 9) * 1e-6, torch.zeros(30), numbers(TILE, 10)))
+    counts = np.array([700, 0, 30, TILE])
+    for form in (VALUE_FORMATS["int8"], VALUE_FORMATS["fp16"], VALUE_FORMATS["int4"]):
+        codes, scales = fused.encode(form, values, counts)
+        for one, other in zip((codes, scales), plain.encode(form, values, counts), strict=True):
+            same(one, other)
+        same(fused.decode(form, codes, scales, counts), plain.decode(form, codes, scales, counts))
+    halves, _ = fused.encode(VALUE_FORMATS["fp16"], broken(values), counts)
+    same(halves, plain.encode(VALUE_FORMATS["fp16"], values, counts)[0])
+
+
 def check_largest() -> None:
     """Ties, zeros, blocks of all lengths, and what is not finite."""
     full, whole = TritonKernels(fills=True), TorchKernels(fills=True)
@@ -147,5 +180,7 @@ check_rounding()
 check_thresholds()
 check_scattering()
 check_accumulating()
+check_momentum_and_weights()
+check_values()
 Path(sys.argv[1]).write_text(json.dumps(launched))
 print("the same bits")

@@ -2,11 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from spardl.host import streams_of
+from spardl.host import bring, streams_of, upload
 from spardl.sync.aside import Aside
 from spardl.sync.lanes import Lanes
 
@@ -56,6 +58,9 @@ class Stream:
     def wait_event(self, event: str) -> None:
         self.streams.log.append(f"{self.name} waits for {event}")
 
+    def synchronize(self) -> None:
+        self.streams.log.append(f"the host waits for {self.name}")
+
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
@@ -103,6 +108,35 @@ def test_torch_has_what_is_asked_of_its_module_for_a_kind_of_device() -> None:
     assert module is torch.cuda
     assert all(hasattr(module, name) for name in ("Stream", "stream", "current_stream", "synchronize", "is_available"))
     assert streams_of(DEVICE) is (module if module.is_available() else None)
+
+
+class Away:
+    """In the place of a tensor that lies on the device."""
+
+    device, shape, dtype = DEVICE, (3,), torch.float32
+
+
+def test_what_is_copied_to_cuda_comes_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Any] = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    monkeypatch.setattr(Tensor, "to", lambda self, device, non_blocking: (self is pinned[-1], device, non_blocking))
+    assert upload([1, 2], DEVICE) == (True, DEVICE, True)
+
+
+def test_what_is_copied_from_cuda_goes_to_pinned_memory_and_is_waited_for(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By copies that go on by themselves, and one wait for all of them, behind the last."""
+    room = torch.empty
+
+    def pinned(shape: Any, *, dtype: torch.dtype, pin_memory: bool) -> Tensor:
+        assert pin_memory
+        return room(shape, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(Tensor, "copy_", lambda self, source, non_blocking: streams.queue(f"copy {non_blocking}"))
+    bring([Away(), Away()], torch.device("cpu"))  # type: ignore[list-item]
+    assert streams.log == ["copy True in caller", "copy True in caller", "the host waits for caller"]
 
 
 def test_what_is_deferred_without_a_thread_is_done_when_it_is_asked_for() -> None:

@@ -1,12 +1,16 @@
 """For somebody with GPUs: `torchrun --nproc-per-node=N -m spardl.bench.gpu` checks, times, and writes a report.
 
 We have none: what runs on a GPU here was never run by us. The report says whether its kernels give the bits of the
-compiled ones of a CPU, and how long selections and whole steps take beside a dense all-reduce and torch's own hooks.
-Without a GPU it runs on CPU tensors over gloo, as a smoke test, and says so. Alone, it is a group of one.
+compiled ones of a CPU, whether all ranks get the same from a step, and how long selections and whole steps take beside
+a dense all-reduce and torch's own hooks. Without a GPU it runs on CPU tensors over gloo, as a smoke test, and says so.
+Alone, it is a group of one. The report names no machine, and explains itself.
 """
 
 import argparse
 import functools
+import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -34,6 +38,19 @@ from spardl.wire.format import FrameFormat, value_format
 CHECKED = 100_003  # elements, over a few blocks of odd lengths
 BLOCKS = 5
 
+EXPLAINED = {
+    "bits": "of each kernel, whether it gave the bits of the compiled ones of a CPU; and whether all ranks got the same"
+    " from a step. On every rank",
+    "milliseconds": "the median of so many steps, of the slowest rank",
+    "selection": "a copy of the vector, and its largest entries taken out; no exchange",
+    "dense all-reduce": "a copy of the vector, and torch.distributed.all_reduce of it, in float32",
+    "spardl, bf16": "a copy of the vector, and spardl.all_reduce of it: accumulate, select, exchange, average",
+    "spardl, int8": "the same, with values of 8 bits",
+    "DDP": "forward and backward of one square matrix of about as many elements, with DDP's own all-reduce",
+    "DDP, fp16 hook": "the same, with torch's fp16_compress_hook",
+    "DDP, PowerSGD": "the same, with torch's powerSGD_hook, rank 4",
+}
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run everything on this rank; rank 0 prints and writes the report. 1 if any bit differs."""
@@ -44,8 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
             **_machine(device),
             "elements": asked.elements,
             "density": asked.density,
-            "bits": check_bits(device),
+            "steps": asked.steps,
+            "bits": _on_every_rank({**check_bits(device), "step": check_step(device)}, device),
             "milliseconds": times(device, asked.elements, asked.density, asked.steps),
+            "explained": EXPLAINED,
         }
         if dist.get_rank() == 0:
             print(describe(report))
@@ -80,15 +99,24 @@ def _begin() -> torch.device:
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
+    """What runs, and on what; of all ranks how many machines and which GPUs there are, and no name of any."""
     on_gpu = device.type == "cuda"
+    here = torch.cuda.get_device_name(device) if on_gpu else "no GPU was found: CPU tensors, a smoke test"
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (platform.node(), here))
+    found = importlib.util.find_spec("triton") is not None
     return {
         "spardl": __version__,
         "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
+        "triton": importlib.metadata.version("triton") if on_gpu and found else None,
         "python": platform.python_version(),
         "workers": dist.get_world_size(),
+        "machines": len({name for name, _ in everyone}),
         "backend": dist.get_backend(),
-        "device": torch.cuda.get_device_name(device) if on_gpu else "no GPU was found: CPU tensors, a smoke test",
-        "kernels": type(kernels.for_device(device)).__name__,
+        "device": "; ".join(sorted({kind for _, kind in everyone})),
+        "kernels": type(_kernels_to_check(device)).__name__,
     }
 
 
@@ -97,12 +125,41 @@ def _machine(device: torch.device) -> dict[str, Any]:
 
 def check_bits(device: torch.device) -> dict[str, bool]:
     """Of each kernel, whether it gives the bits of the compiled one. On a CPU the portable ones are checked."""
+    here, compiled = _kernels_to_check(device), kernels.for_device(torch.device("cpu"))
+    checks: dict[str, Callable[[Kernels, torch.device], list[Any]]] = {
+        "accumulate": _accumulated,
+        "accumulate_momentum": _with_momentum,
+        "differ": _differences,
+        "take_largest": _largest,
+        "take_rounded": _framed,
+        "take_above": _above,
+    }
+    for name in ("fp16", "int8", "int4", "int1"):
+        checks[f"values in {name}"] = functools.partial(_coded, name)
+    return {name: _same(check(here, device), check(compiled, torch.device("cpu"))) for name, check in checks.items()}
+
+
+def _kernels_to_check(device: torch.device) -> Any:
     from spardl.kernels.torch import TorchKernels
 
-    here: Any = kernels.for_device(device) if device.type != "cpu" else TorchKernels()
-    compiled = kernels.for_device(torch.device("cpu"))
-    checks = {"accumulate": _accumulated, "take_largest": _largest, "take_rounded": _framed, "take_above": _above}
-    return {name: _same(check(here, device), check(compiled, torch.device("cpu"))) for name, check in checks.items()}
+    return kernels.for_device(device) if device.type != "cpu" else TorchKernels()
+
+
+def check_step(device: torch.device) -> bool:
+    """Whether all ranks get the same bits from a step, of gradients that are not the same."""
+    vector = _numbers(100 + dist.get_rank(), device)
+    all_reduce(vector, name="checked", density=0.01, dense_below=0)
+    forget("checked")
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, hashlib.sha256(_on_host(vector).tobytes()).hexdigest())
+    return len(set(everyone)) == 1
+
+
+def _on_every_rank(found: dict[str, bool], device: torch.device) -> dict[str, bool]:
+    """What holds on all ranks."""
+    flags = torch.tensor([float(each) for each in found.values()], device=device)
+    dist.all_reduce(flags, dist.ReduceOp.MIN)
+    return dict(zip(found, map(bool, flags.tolist()), strict=True))
 
 
 def _numbers(seed: int, device: torch.device) -> Tensor:
@@ -117,6 +174,27 @@ def _accumulated(with_: Kernels, device: torch.device) -> list[Any]:
     wanted = np.arange(BLOCKS) != 2
     with_.accumulate(with_.array(memory), _layout.starts, _layout.chunk, 0, gradient, 0.1, wanted)
     return [memory, gradient]
+
+
+def _with_momentum(with_: Kernels, device: torch.device) -> list[Any]:
+    memory, velocity, updated, gradient, weights = (_numbers(seed, device) for seed in range(5, 10))
+    place, rule = (_layout.starts, _layout.chunk, 0), (0.1, 0.9, 1e-4, 0.7, True)
+    wanted = np.arange(BLOCKS) != 2
+    with_.accumulate_momentum(with_.array(memory), velocity, updated, *place, gradient, weights, *rule, wanted)
+    return [memory, velocity, updated, gradient]
+
+
+def _differences(with_: Kernels, device: torch.device) -> list[Any]:
+    memory, shared, own = (_numbers(seed, device) for seed in range(10, 13))
+    with_.differ(with_.array(memory), _layout.starts, _layout.chunk, 0, shared, own, np.arange(BLOCKS) != 2)
+    return [memory]
+
+
+def _coded(name: str, with_: Kernels, device: torch.device) -> list[Any]:
+    """Values as codes and scales, and back."""
+    form, counts = value_format(name), np.diff(_layout.starts)
+    codes, scales = with_.encode(form, _numbers(13, device), counts)
+    return [codes, scales, with_.decode(form, codes, scales, counts)]
 
 
 def _largest(with_: Kernels, device: torch.device) -> list[Any]:
@@ -221,14 +299,25 @@ def _finish(device: torch.device) -> None:
 
 
 def describe(report: dict[str, Any]) -> str:
-    """The report for people."""
+    """The report for people: what runs, whether bits are the same, and times, also beside a dense all-reduce's."""
+    dense = report["milliseconds"].get("dense all-reduce", 0.0)
+    made_with = ("spardl", "torch", "cuda", "nccl", "triton", "python")
     lines = [
-        f"{report['device']}; {report['workers']} worker(s) over {report['backend']}, torch {report['torch']}",
-        f"{report['elements']:,} elements, density {report['density']:g}, {report['kernels']}",
-        *(f"{name:<18} {'the same bits' if same else 'OTHER BITS'}" for name, same in report["bits"].items()),
-        *(f"{name:<18} {taken:10.3f} ms" for name, taken in report["milliseconds"].items()),
+        report["device"],
+        f"{report['workers']} worker(s) on {report['machines']} machine(s) over {report['backend']}",
+        ", ".join(f"{name} {report[name]}" for name in made_with if report[name]),
+        f"{report['elements']:,} elements, density {report['density']:g}, {report['steps']} step(s) each",
+        f"bits of {report['kernels']}, beside those of compiled kernels on the CPU:",
+        *(f"  {name:<20} {'the same bits' if same else 'OTHER BITS'}" for name, same in report["bits"].items()),
+        "times, and how many times a dense all-reduce's:",
+        *(_line(name, taken, dense) for name, taken in report["milliseconds"].items()),
     ]
     return "\n".join(lines)
+
+
+def _line(name: str, taken: float, dense: float) -> str:
+    share = f"{taken / dense:7.2f}x" if dense else " " * 8
+    return f"  {name:<18} {taken:10.3f} ms {share}  {EXPLAINED.get(name, '')}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from spardl.collectives.program import AllReduce
 from spardl.config import SyncConfig
 from spardl.errors import LeftBehind, PeerError
-from spardl.host import holds
+from spardl.host import holds, quotient
 from spardl.integrations import ranks
 from spardl.integrations.exchange import Ahead, Exchange, Reset
 from spardl.integrations.outer import Outer
@@ -153,7 +153,7 @@ class Courier:
             if name in left:
                 difference += left[name]
             transport.perform(AllReduce(difference, name="all that is left"))
-            differences[name] = difference.div_(transport.workers)
+            differences[name] = quotient(difference, transport.workers)
         statistics = [(buffer, part_of(buffer).clone()) for buffer in ranks.float_buffers(model)]
         for buffer, values in statistics:
             ranks.average(values, transport)

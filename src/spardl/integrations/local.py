@@ -31,7 +31,7 @@ from spardl.integrations.boundary import Boundary
 from spardl.integrations.courier import EXCHANGES, Courier
 from spardl.integrations.handle import SyncHandle, check_saver
 from spardl.integrations.hooks import Hook
-from spardl.integrations.local_state import load_optimizers, optimizer_parts, own_part
+from spardl.integrations.local_state import load_optimizers, on_host, optimizer_parts, own_part
 from spardl.integrations.model import facts_of, parts_as_members, plain_module, size_of, stepped_parameters
 from spardl.integrations.outer import Outer
 from spardl.integrations.parts import gather_anew, mesh_of, part_of
@@ -282,7 +282,7 @@ class LocalSync(SyncHandle):
         It loads on every rank, also with another number of workers.
         """
         file, transport = io.BytesIO(), self.session.transport
-        torch.save(self.state_dict(), file)
+        torch.save(on_host(self.state_dict()), file)
         team = Team(tuple(range(transport.workers)), transport.rank)
         texts = run(gather_bytes(team, np.frombuffer(file.getbuffer(), np.uint8)), transport)
         states = [torch.load(io.BytesIO(text.tobytes()), weights_only=True) for text in texts]

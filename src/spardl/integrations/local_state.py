@@ -120,6 +120,15 @@ def _plain(value: Any) -> Any:
     return part_of(value) if isinstance(value, Tensor) else value
 
 
+def on_host(tree: Any) -> Any:
+    """The same tree, with tensors in the host's memory: whoever reads it may have no such device, or fewer of them."""
+    if isinstance(tree, Tensor):
+        return tree.cpu()
+    if isinstance(tree, Mapping):
+        return {key: on_host(each) for key, each in tree.items()}
+    return type(tree)(map(on_host, tree)) if isinstance(tree, list | tuple) else tree
+
+
 def with_parts(optimizer: Optimizer, saved: Any) -> Any:
     """What `optimizer_parts` gave, as the optimizer itself would have it."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]

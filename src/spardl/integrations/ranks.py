@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from spardl._torch_private import batch_norms
 from spardl.collectives.program import AllReduce
-from spardl.host import bring
+from spardl.host import bring, quotient
 from spardl.integrations.parts import gather_anew, part_of
 from spardl.transport.base import Transport
 
@@ -30,7 +30,7 @@ def average(tensor: Tensor, transport: Transport) -> None:
     """Overwrite a tensor with its mean over ranks. Collective."""
     (values,) = bring([tensor.detach().float().contiguous().clone()], transport.device)
     transport.perform(AllReduce(values, name="mean"))
-    tensor.detach().copy_(values / transport.workers, non_blocking=True)
+    tensor.detach().copy_(quotient(values, transport.workers), non_blocking=True)
 
 
 def float_buffers(model: nn.Module) -> list[Tensor]:

@@ -222,7 +222,7 @@ def _unpacked(packed: object) -> Tree:
     if not isinstance(packed, bytes):
         raise StateError("this checkpoint's state of spardl is damaged; load another one.")
     try:
-        tree = torch.load(io.BytesIO(packed), weights_only=True)
+        tree = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
     except Exception as error:
         raise StateError(f"this checkpoint's state of spardl is damaged ({error}); load another one.") from error
     if not isinstance(tree, dict) or not isinstance(tree.get("kinds"), list) or not set(tree["kinds"]) <= set(KINDS):

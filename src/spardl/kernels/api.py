@@ -1,7 +1,7 @@
 """What a device must be able to compute: the interface between the algorithms and the hot loops.
 
-`cpu/` (compiled) and `torch.py` (any device) are objects of it, and give the same bits. Callers choose one by
-`kernels.for_device`, once, and hand it down.
+`cpu/` (compiled), `torch.py` (any device) and `triton/` (the same, with hot passes of its own) are objects of it, and
+give the same bits. Callers choose one by `kernels.for_device`, once, and hand it down.
 
 Words. *Natural order* is that of the tensors, chunks of which are dealt to blocks; memory is kept in *block order*,
 each block contiguous (`starts` and `chunk` say how, see memory/layout.py). A block lies in memory from `firsts[b]` to
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.host import Count, Flag
-from spardl.wire.format import FrameFormat
+from spardl.wire.format import FrameFormat, ValueFormat
 
 Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -280,6 +280,14 @@ class KernelsOf(Protocol[A, S]):
     def widen_bf16(self, codes: A) -> A:
         """The float32 values of bf16 codes. O(k)."""
         ...
+
+    def encode(self, form: ValueFormat, values: Tensor, counts: Ints) -> tuple[Tensor, Tensor]:
+        """As the format says (`ValueFormat.encode`): codes of values, and scales. O(k)."""
+        return form.encode(values, counts)
+
+    def decode(self, form: ValueFormat, codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:
+        """The values that these codes and scales stand for (`ValueFormat.decode`). O(k)."""
+        return form.decode(codes, scales, counts)
 
     def frame_room(self, form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
         """The most bytes that a frame for blocks of these lengths and budgets can have. O(b), on the host."""

@@ -3,7 +3,7 @@
 They keep data on its device, need no compiler, and give the same bits as the compiled ones of a CPU. There they are
 slower, and heavier on memory. They keep no shortlist. Flags stay on the device (`spardl.host`). Kernels that *fill*, as
 they do on every device but a CPU, know all counts beforehand, so that the host waits in very few calls; docstrings
-below say in which. Run here on CPU only.
+below say in which. Run by us on CPU tensors, and on the device of the tests (docs/gpu.md).
 """
 
 import numpy as np

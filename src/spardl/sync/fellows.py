@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spardl.collectives.program import AllReduce
 from spardl.errors import StateError
-from spardl.host import download
+from spardl.host import download, quotient
 from spardl.transport.base import Transport
 from spardl.transport.torchdist import Group, TorchTransport
 
@@ -50,7 +50,7 @@ class Fellows:
         transport = self._connected()
         values = tensor.detach().float().contiguous().clone()
         transport.perform(AllReduce(values, name="mean"))
-        tensor.detach().copy_(values / transport.workers)
+        tensor.detach().copy_(quotient(values, transport.workers))
 
     def leave(self) -> None:
         """Close the connections; whoever waits for this rank is told that it is gone."""

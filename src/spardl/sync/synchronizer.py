@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from spardl.collectives.program import AllReduce, Program
+from spardl.host import quotient
 from spardl.kernels import Kernels
 from spardl.kernels.cpu.crew import Crew
 from spardl.memory.health import Health, read
@@ -224,9 +225,9 @@ class Synchronizer:
             yield AllReduce(kept.velocity)
             yield AllReduce(kept.residual)
             if name in names:
-                residuals[name] = kept.residual / self.workers
+                residuals[name] = quotient(kept.residual, self.workers)
                 if kept.started:
-                    velocities[name] = kept.velocity / self.workers
+                    velocities[name] = quotient(kept.velocity, self.workers)
                 group.write(name, torch.zeros_like(kept.residual))
         self.has_momentum = False
         self.regroup(self.plan)

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from spardl.collectives.numbers import all_gather_numbers
 from spardl.collectives.program import AllReduce, Ask, Program, Team, answers, until_asked
-from spardl.host import bring
+from spardl.host import bring, quotient
 from spardl.sync import step as steps
 from spardl.sync.aside import Aside
 from spardl.sync.fellows import Fellows
@@ -219,7 +219,7 @@ class Worker:
         self._transport.perform(AllReduce(total))
         values = total if total.layout is torch.strided else total.coalesce().values()
         self._sync.health.note(torch.isfinite(values).all())
-        return bring([total], tensor.device)[0] / self._transport.workers
+        return quotient(bring([total], tensor.device)[0], self._transport.workers)
 
     def finish(self, instead: float) -> bool:
         """Commit the step or roll it back. To be called in a job."""

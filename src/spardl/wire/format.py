@@ -191,15 +191,20 @@ class ScaledFormat(ValueFormat):
         return _LARGEST_FLOAT32 / (1 << (self.bits - 1))
 
     def encode(self, values: "Tensor", counts: "NDArray[np.int64]") -> "tuple[Tensor, Tensor]":
-        owner = _owner(counts, values.device)
-        largest = values.new_zeros(len(counts)).scatter_reduce_(0, owner, values.abs(), "amax")
-        scales = _saturate(largest / self.levels, self.largest_scale)
+        owner = owners(counts, values.device)
+        scales = self.scales_for(values.new_zeros(len(counts)).scatter_reduce_(0, owner, values.abs(), "amax"))
         steps = scales[owner]
         codes = (values / steps).where(steps > 0, 0).round().clamp(-self.levels, self.levels)
         return codes.to(self.dtype), scales
 
+    def scales_for(self, largest: "Tensor") -> "Tensor":
+        """The scales of blocks with these largest magnitudes."""
+        from spardl.host import quotient
+
+        return _saturate(quotient(largest, self.levels), self.largest_scale)
+
     def decode(self, codes: "Tensor", scales: "Tensor", counts: "NDArray[np.int64]") -> "Tensor":
-        return codes.float() * scales[_owner(counts, codes.device)]
+        return codes.float() * scales[owners(counts, codes.device)]
 
 
 @dataclass(frozen=True)
@@ -228,12 +233,12 @@ class LevelFormat(ValueFormat):
         import numpy as np
         import torch
 
-        from spardl.host import upload
+        from spardl.host import quotient, upload
 
         rows = _Rows(counts, self.per_scale)
         magnitudes = rows.fill(values).abs_()
         low, high = magnitudes.amin(1, keepdim=True), magnitudes.amax(1, keepdim=True)
-        unit = ((high - low) / _UNITS).maximum(high * 2.0**-20).clamp(min=_SMALLEST_NORMAL)
+        unit = quotient(high - low, _UNITS).maximum(high * 2.0**-20).clamp(min=_SMALLEST_NORMAL)
         amounts = magnitudes.sub_(low).div_(unit).round_()
         guess = upload(np.array([self.guess], np.float32), amounts.device)
         roots = self._nearest(amounts, guess * _UNITS)
@@ -247,10 +252,12 @@ class LevelFormat(ValueFormat):
     def decode(self, codes: "Tensor", scales: "Tensor", counts: "NDArray[np.int64]") -> "Tensor":
         import torch
 
+        from spardl.host import quotient
+
         rows = _Rows(counts, self.per_scale)
         smallest, largest = _split_ends(scales).split(1, dim=1)
         squares = torch.arange(1, self.levels + 1, device=codes.device).square()
-        levels = smallest + (largest - smallest) * ((squares - 1) / max(1, self.levels**2 - 1))
+        levels = smallest + (largest - smallest) * quotient(squares - 1, max(1, self.levels**2 - 1))
         return rows.read(torch.cat((-levels, levels), 1).gather(1, rows.fill(codes + self.levels).long()))
 
     def _nearest(self, amounts: "Tensor", ends: "Tensor") -> "Tensor":
@@ -390,7 +397,7 @@ class _Rows:
         return torch.cat([rows.flatten()[:0], *(block.flatten()[:count] for block, count in blocks)])
 
 
-def _owner(counts: "NDArray[np.int64]", device: "torch.device") -> "Tensor":
+def owners(counts: "NDArray[np.int64]", device: "torch.device") -> "Tensor":
     """The block of each entry."""
     import numpy as np
 

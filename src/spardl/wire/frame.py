@@ -69,7 +69,7 @@ class CodedBlocks:
         if self.format.rounds_in_place:
             return kernels.widen_bf16(codes)
         words, steps = kernels.tensor(codes, self.format.dtype), kernels.tensor(scales, torch.float32)
-        return kernels.array(self.format.decode(words, steps, counts))
+        return kernels.array(kernels.decode(self.format, words, steps, counts))
 
     def split(self) -> list["CodedBlocks"]:
         """One piece per block."""
@@ -142,7 +142,7 @@ class Codec:
         """Round the values to the wire's format."""
         if not self.format.carries_values:
             return self._coded(entries, entries.amounts[:0], entries.amounts[:0])
-        codes, scales = self.format.encode(entries.values, entries.counts)
+        codes, scales = self.kernels.encode(self.format, entries.values, entries.counts)
         return self._coded(entries, codes, scales)
 
     def round_off(self, entries: SparseBlocks) -> tuple[CodedBlocks, Array]:

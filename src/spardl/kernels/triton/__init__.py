@@ -16,6 +16,7 @@ from spardl.kernels.torch import TorchKernels
 from spardl.kernels.torch_frames import FixedCode, ascend, fixed_size, plan_gaps
 from spardl.kernels.triton import loops
 from spardl.kernels.triton.loops import OPTIONS, TILE
+from spardl.wire.format import ScaledFormat, ValueFormat, owners
 
 KEYS = 2**31 - 1  # no magnitude is larger
 DIGITS = (24, 16, 8, 0)  # where each digit of 8 bits of a magnitude begins
@@ -77,11 +78,50 @@ class TritonKernels(TorchKernels):
         wanted: Bools,
         shortlist: None = None,
     ) -> Flag:
-        flag = torch.ones(1, dtype=torch.int8, device=acc.device)
+        place, flag = _place(starts, chunk, offset, gradient, wanted)
         if gradient.numel():
-            first, chosen = upload(starts, acc.device), upload(wanted.astype("int8"), acc.device)
-            sizes = (offset, gradient.numel(), chunk, wanted.size, scale)
-            launch(loops.accumulate, _grid(gradient), acc, gradient, first, chosen, flag, *sizes)
+            launch(loops.accumulate, _grid(gradient), acc, gradient, *place, float(scale))
+        return flag[0] != 0
+
+    def differ(
+        self,
+        acc: Tensor,
+        starts: Ints,
+        chunk: int,
+        offset: int,
+        shared: Tensor,
+        own: Tensor,
+        wanted: Bools,
+        shortlist: None = None,
+    ) -> Flag:
+        place, flag = _place(starts, chunk, offset, own, wanted)
+        if own.numel():
+            launch(loops.differ, _grid(own), acc, shared, own, *place)
+        return flag[0] != 0
+
+    def accumulate_momentum(
+        self,
+        acc: Tensor,
+        velocity: Tensor,
+        updated: Tensor,
+        starts: Ints,
+        chunk: int,
+        offset: int,
+        gradient: Tensor,
+        weights: Tensor,
+        scale: float,
+        momentum: float,
+        decay: float,
+        damping: float,
+        nesterov: bool,
+        wanted: Bools,
+        shortlist: None = None,
+    ) -> Flag:
+        place, flag = _place(starts, chunk, offset, gradient, wanted)
+        if gradient.numel():
+            memory = (acc, velocity, updated, gradient, weights)
+            rule = (int(nesterov), float(scale), float(momentum), float(decay), float(damping))
+            launch(loops.accumulate_momentum, _grid(gradient), *memory, *place, *rule)
         return flag[0] != 0
 
     def _take_full(self, acc: Tensor, firsts: Ints, stops: Ints, counts: Ints) -> tuple[Tensor, Tensor]:
@@ -150,6 +190,40 @@ class TritonKernels(TorchKernels):
         if values.numel():
             launch(loops.round_bf16, _grid(values), values.contiguous(), codes, errors, values.numel())
         return codes.view(torch.bfloat16), errors
+
+    def encode(self, form: ValueFormat, values: Tensor, counts: Ints) -> tuple[Tensor, Tensor]:
+        size, device = values.numel(), values.device
+        if not size or not (form.name == "fp16" or isinstance(form, ScaledFormat)):
+            return super().encode(form, values, counts)
+        values = values.contiguous()
+        if not isinstance(form, ScaledFormat):
+            codes = torch.empty(size, dtype=torch.int16, device=device)
+            launch(loops.round_fp16, _grid(values), values, codes, size)
+            return codes.view(form.dtype), values[:0]
+        owner = owners(counts, device)
+        keys = torch.zeros(len(counts), dtype=torch.int32, device=device)
+        launch(loops.find_largest, _grid(values), values, owner, keys, size)
+        scales, codes = form.scales_for(keys.view(torch.float32)), torch.empty(size, dtype=torch.int8, device=device)
+        launch(loops.round_steps, _grid(values), values, owner, scales, codes, size, float(form.levels))
+        return codes, scales
+
+    def decode(self, form: ValueFormat, codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:
+        if not codes.numel() or not isinstance(form, ScaledFormat):
+            return super().decode(form, codes, scales, counts)
+        values = torch.empty(codes.numel(), dtype=torch.float32, device=codes.device)
+        given = (codes.contiguous(), owners(counts, codes.device), scales.contiguous())
+        launch(loops.widen_steps, _grid(codes), *given, values, codes.numel())
+        return values
+
+
+def _place(
+    starts: Ints, chunk: int, offset: int, values: Tensor, wanted: Bools
+) -> tuple[tuple[Tensor | int, ...], Tensor]:
+    """What a loop is told of where `values`, which begin at natural position `offset`, lie in block order; and its flag
+    (which is among that), 1 until it finds something that is not finite."""
+    flag = torch.ones(1, dtype=torch.int8, device=values.device)
+    blocks = upload(starts, values.device), upload(wanted.astype("int8"), values.device)
+    return (*blocks, flag, offset, values.numel(), chunk, wanted.size), flag
 
 
 def _next_digit(prefixes: Tensor, needed: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,25 +12,88 @@ TILE = 1024  # elements that one program is about
 OPTIONS = {"enable_fp_fusion": False}
 
 
+# --- natural order and block order: a program per tile of what is added ----------------------------------------------
+
+
 @triton.jit
-def accumulate(
-    acc, gradient, starts, wanted, flag, offset, length, chunk, count, scale: tl.float32, TILE: tl.constexpr
-):
-    """Add `scale * gradient` to `acc` in the wanted blocks; there `gradient` becomes what `acc` held. `flag` becomes
-    0 where a sum is not finite."""
+def _places(starts, wanted, offset, length, chunk, count, TILE: tl.constexpr):
+    """Of a tile of elements from natural position `offset` on: which they are, which lie in wanted blocks, and where in
+    block order."""
     index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     position = offset + index
     piece = position // chunk
     block = piece % count
     here = index < length
     here = here & (tl.load(wanted + block, mask=here, other=0) != 0)
-    place = tl.load(starts + block, mask=here, other=0) + (piece // count) * chunk + position % chunk
+    return index, here, tl.load(starts + block, mask=here, other=0) + (piece // count) * chunk + position % chunk
+
+
+@triton.jit
+def _note(flag, values):
+    """`flag` becomes 0 if a value is not finite."""
+    bits = values.to(tl.int32, bitcast=True)
+    nothing = tl.zeros_like(bits)
+    tl.store(flag + nothing, nothing.to(tl.int8), mask=(bits & 0x7F800000) == 0x7F800000)
+
+
+@triton.jit
+def accumulate(
+    acc, gradient, starts, wanted, flag, offset, length, chunk, count, scale: tl.float32, TILE: tl.constexpr
+):
+    """Add `scale * gradient` to `acc` in the wanted blocks; there `gradient` becomes what `acc` held. `flag` becomes
+    0 where a sum is not finite."""
+    index, here, place = _places(starts, wanted, offset, length, chunk, count, TILE)
     before = tl.load(acc + place, mask=here, other=0.0)
     after = before + tl.load(gradient + index, mask=here, other=0.0) * scale
     tl.store(acc + place, after, mask=here)
     tl.store(gradient + index, before, mask=here)
-    bits = after.to(tl.int32, bitcast=True)
-    tl.store(flag + tl.zeros_like(index), tl.zeros_like(index).to(tl.int8), mask=(bits & 0x7F800000) == 0x7F800000)
+    _note(flag, after)
+
+
+@triton.jit
+def differ(acc, shared, own, starts, wanted, flag, offset, length, chunk, count, TILE: tl.constexpr):
+    """Set `acc` to `shared - own` in the wanted blocks. `flag` becomes 0 where a difference is not finite."""
+    index, here, place = _places(starts, wanted, offset, length, chunk, count, TILE)
+    difference = tl.load(shared + index, mask=here, other=0.0) - tl.load(own + index, mask=here, other=0.0)
+    tl.store(acc + place, difference, mask=here)
+    _note(flag, difference)
+
+
+@triton.jit
+def accumulate_momentum(
+    acc,
+    velocity,
+    updated,
+    gradient,
+    weights,
+    starts,
+    wanted,
+    flag,
+    offset,
+    length,
+    chunk,
+    count,
+    nesterov,
+    scale: tl.float32,
+    momentum: tl.float32,
+    decay: tl.float32,
+    damping: tl.float32,
+    TILE: tl.constexpr,
+):
+    """As `accumulate`, but add momentum's direction (kernels/api.py); the new velocity goes to `updated`."""
+    index, here, place = _places(starts, wanted, offset, length, chunk, count, TILE)
+    fresh = tl.load(gradient + index, mask=here, other=0.0) * scale
+    fresh += decay * tl.load(weights + index, mask=here, other=0.0)
+    speed = momentum * tl.load(velocity + place, mask=here, other=0.0) + damping * fresh
+    before = tl.load(acc + place, mask=here, other=0.0)
+    after = before + tl.where(nesterov != 0, fresh + momentum * speed, speed)
+    tl.store(acc + place, after, mask=here)
+    tl.store(updated + place, speed, mask=here)
+    tl.store(gradient + index, before, mask=here)
+    _note(flag, after)
+
+
+# --- entries, and what exceeds a threshold: a program per tile --------------------------------------------------------
 
 
 @triton.jit
@@ -77,6 +140,48 @@ def round_bf16(values, codes, errors, length, TILE: tl.constexpr):
     code = rounded | ((bits >> 16) & 0x8000)
     tl.store(codes + index, code.to(tl.int16), mask=here)
     tl.store(errors + index, value - (code << 16).to(tl.float32, bitcast=True), mask=here)
+
+
+@triton.jit
+def round_fp16(values, codes, length, TILE: tl.constexpr):
+    """The nearest fp16, ties to even, at most the largest finite one, as its bits; infinities and NaN stay."""
+    index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    here = index < length
+    value = tl.load(values + index, mask=here, other=0.0)
+    finite = (value.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
+    value = tl.where(finite, tl.minimum(tl.maximum(value, -65504.0), 65504.0), value)
+    tl.store(codes + index, value.to(tl.float16).to(tl.int16, bitcast=True), mask=here)
+
+
+@triton.jit
+def find_largest(values, owners, keys, length, TILE: tl.constexpr):
+    """Raise the key of each block to that of its largest magnitude."""
+    index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    here = index < length
+    key = tl.load(values + index, mask=here, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    tl.atomic_max(keys + tl.load(owners + index, mask=here, other=0), key, mask=here)
+
+
+@triton.jit
+def round_steps(values, owners, scales, codes, length, levels: tl.float32, TILE: tl.constexpr):
+    """Values as the nearest whole numbers of their block's steps, ties to even, from -`levels` to `levels`."""
+    index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    here = index < length
+    step = tl.load(scales + tl.load(owners + index, mask=here, other=0), mask=here, other=0.0)
+    value = tl.load(values + index, mask=here, other=0.0)
+    steps = tl.where(step > 0.0, tl.div_rn(value, tl.where(step > 0.0, step, 1.0)), 0.0)
+    steps = tl.minimum(tl.maximum(steps, -levels), levels)
+    steps = (steps + 12582912.0) - 12582912.0  # 1.5 * 2**23: what is left of a small number is whole
+    tl.store(codes + index, steps.to(tl.int8), mask=here)
+
+
+@triton.jit
+def widen_steps(codes, owners, scales, values, length, TILE: tl.constexpr):
+    """The values of so many steps."""
+    index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    here = index < length
+    step = tl.load(scales + tl.load(owners + index, mask=here, other=0), mask=here, other=0.0)
+    tl.store(values + index, tl.load(codes + index, mask=here, other=0).to(tl.float32) * step, mask=here)
 
 
 # --- the largest entries of blocks: a program per tile and block -----------------------------------------------------
