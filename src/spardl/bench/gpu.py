@@ -178,9 +178,9 @@ def _accumulated(with_: Kernels, device: torch.device) -> list[Any]:
 
 def _with_momentum(with_: Kernels, device: torch.device) -> list[Any]:
     memory, velocity, updated, gradient, weights = (_numbers(seed, device) for seed in range(5, 10))
-    place, rule = (_layout.starts, _layout.chunk, 0), (0.1, 0.9, 1e-4, 0.7, True)
+    place, rule = (_layout.starts, _layout.chunk, 0), (0.1, 0.9, 1e-4, 0.7)
     wanted = np.arange(BLOCKS) != 2
-    with_.accumulate_momentum(with_.array(memory), velocity, updated, *place, gradient, weights, *rule, wanted)
+    with_.accumulate_momentum(with_.array(memory), velocity, updated, *place, gradient, weights, *rule, True, wanted)
     return [memory, velocity, updated, gradient]
 
 
