@@ -118,9 +118,10 @@ def check_momentum_and_weights() -> None:
 
 
 def check_values() -> None:
-    """Codes, scales and what they stand for; blocks without entries and with zeros alone among them."""
-    values = torch.cat((numbers(700, 9) * 1e-6, torch.zeros(30), numbers(TILE, 10)))
-    counts = np.array([700, 0, 30, TILE])
+    """Codes, scales and what they stand for; blocks without entries, with zeros alone and with ties among them."""
+    ties = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5])  # of int8, whose step is 1 there
+    values = torch.cat((numbers(700, 9) * 1e-6, torch.zeros(30), numbers(TILE, 10), ties))
+    counts = np.array([700, 0, 30, TILE, len(ties)])
     for form in (VALUE_FORMATS["int8"], VALUE_FORMATS["fp16"], VALUE_FORMATS["int4"]):
         codes, scales = fused.encode(form, values, counts)
         for one, other in zip((codes, scales), plain.encode(form, values, counts), strict=True):
