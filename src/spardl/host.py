@@ -92,7 +92,7 @@ def marked(mask: Tensor, count: int, fill: int = 0) -> Tensor:
 def quotient(values: Tensor, number: float) -> Tensor:
     """`values / number`, with the bits of a CPU on every device: by a number of the host CUDA does not divide, it
     multiplies by its reciprocal, which may be rounded otherwise."""
-    return values / values.new_full((), number)
+    return values / torch.full((), number, dtype=values.dtype, device=values.device)
 
 
 def download(values: Tensor) -> NDArray[Any]:

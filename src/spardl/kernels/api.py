@@ -283,11 +283,11 @@ class KernelsOf(Protocol[A, S]):
 
     def encode(self, form: ValueFormat, values: Tensor, counts: Ints) -> tuple[Tensor, Tensor]:
         """As the format says (`ValueFormat.encode`): codes of values, and scales. O(k)."""
-        return form.encode(values, counts)
+        ...
 
     def decode(self, form: ValueFormat, codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:
         """The values that these codes and scales stand for (`ValueFormat.decode`). O(k)."""
-        return form.decode(codes, scales, counts)
+        ...
 
     def frame_room(self, form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
         """The most bytes that a frame for blocks of these lengths and budgets can have. O(b), on the host."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from spardl.host import Count, Flag, download, marked, spread, upload
 from spardl.kernels import torch_frames
 from spardl.kernels.api import Bools, CodedEntries, Ints, KernelsOf
-from spardl.wire.format import FrameFormat
+from spardl.wire.format import FrameFormat, ValueFormat
 
 
 class TorchKernels(KernelsOf[Tensor, None]):
@@ -281,6 +281,12 @@ class TorchKernels(KernelsOf[Tensor, None]):
 
     def widen_bf16(self, codes: Tensor) -> Tensor:
         return codes.float()
+
+    def encode(self, form: ValueFormat, values: Tensor, counts: Ints) -> tuple[Tensor, Tensor]:
+        return form.encode(values, counts)
+
+    def decode(self, form: ValueFormat, codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:
+        return form.decode(codes, scales, counts)
 
     def frame_room(self, form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
         return torch_frames.frame_room(form, lengths, budgets)

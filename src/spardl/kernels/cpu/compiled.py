@@ -17,7 +17,7 @@ from spardl.kernels.cpu import arithmetic, bf16, framing, order, selection
 from spardl.kernels.cpu.arguments import Blocks, Rule, Stretch, Taken
 from spardl.kernels.cpu.framing import CODING_OF
 from spardl.kernels.cpu.shortlist import CpuShortlist
-from spardl.wire.format import POISONED_FLAG, FrameFormat
+from spardl.wire.format import POISONED_FLAG, FrameFormat, ValueFormat
 
 # The allocator returns freed memory to the system above a threshold that follows the largest block it has freed so far.
 # One large block, never touched, spares every step the page faults of getting its buffers anew.
@@ -274,6 +274,12 @@ class CompiledKernels(KernelsOf[Array, CpuShortlist]):
         values = np.empty(len(codes), np.float32)
         bf16.widen_bf16(_array(codes), values)
         return values
+
+    def encode(self, form: ValueFormat, values: Tensor, counts: Ints) -> tuple[Tensor, Tensor]:
+        return form.encode(values, counts)
+
+    def decode(self, form: ValueFormat, codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:
+        return form.decode(codes, scales, counts)
 
     def frame_room(self, form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
         return int(
