@@ -39,6 +39,7 @@ def contested(rank, workers):
     contests.PLAN_S = 1000.0
     contests.LONGEST_S = 100.0
     rounds.ENOUGH = 10
+    rounds.CLOSE = rounds.FAR = 1000.0  # so that dense comes once more at the end, and the model changes over twice
     held = Contest(SyncConfig(density=0.05, dense_below=0))
     steps = []
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from spardl.agreement import gather_values
 from spardl.errors import ConfigError
@@ -94,6 +95,7 @@ class Rehearsal:
         self._steps: list[dict[str, float]] = []
         self._now: dict[str, float] = {}
         self._marks: dict[str, float] = {}
+        self._after: RemovableHandle | None = None
         self._begun: float | None = None  # when the step that is under way began: when the last one ended
 
     @property
@@ -118,16 +120,22 @@ class Rehearsal:
             made(model, *given, **named)
             watch(model)
 
-        hooks = [
-            register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
-            register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
-        ]
+        before = register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer))
+        self._stand_last()
         try:
             with mock.patch.object(DistributedDataParallel, "__init__", make):
                 yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            for hook in (before, self._after):
+                if hook is not None:
+                    hook.remove()
+
+    def _stand_last(self) -> None:
+        """Among the hooks that follow an optimizer's step: a sequel adds and removes others, and none may be left to
+        call then."""
+        if self._after is not None:
+            self._after.remove()
+        self._after = register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer))
 
     def watch(self, model: nn.Module) -> None:
         """This model will be trained."""
@@ -195,6 +203,7 @@ class Rehearsal:
         """What has to be done between two steps is done."""
         if not follows:
             raise Enough
+        self._stand_last()
         self._begun = time.perf_counter()
 
     def _agree_on_steps(self) -> int:
