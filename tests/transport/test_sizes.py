@@ -43,7 +43,9 @@ def choices(workers: int) -> list[SyncConfig]:
     return [*found, SyncConfig(density=0.02, selection="eager", blocks="contiguous", values="int8", indices="raw")]
 
 
-@pytest.mark.parametrize("workers", range(2, 10))
+@pytest.mark.parametrize(
+    "workers", [*range(2, 7), *(pytest.param(workers, marks=pytest.mark.slow) for workers in (7, 8, 9))]
+)
 def test_every_method_runs_where_both_sides_must_name_one_size(workers: int) -> None:
     """And what was filled up changes no bit of any result or residual."""
     for config in choices(workers):
