@@ -46,23 +46,23 @@ NO_PLACE = "no locator available"  # numba's words
 def import_compiled(name: str) -> ModuleType:
     """Import a module of loops that numba compiles.
 
-    The first process on a machine compiles (10 to 25 s), and says so; those that start with it wait for it, so that N
-    workers compile once and not N times. Later ones read what it has kept.
+    The first process on a machine compiles (10 to 25 s), and says so; those that start with it wait for it when they
+    come to compile something, so that N workers compile once and not N times. Later ones read what it has kept, all at
+    once.
     """
-    with _one_at_a_time():
-        started = time.monotonic()
-        try:
-            with _on_compiling(lambda: _say(KEPT)):
-                module = importlib.import_module(name)
-        except RuntimeError as error:
-            if NO_PLACE not in str(error):
-                raise
-            folder = _temporary_folder()
-            place = _in_memory() if folder is None else _keeping_in(folder)
-            words = (IN_MEMORY,) if folder is None else (KEPT_FOR_A_WHILE, folder)
-            with _on_compiling(lambda: _say(*words)), place:
-                module = importlib.import_module(name)
-        logger.info("loaded %s in %.1f s", name, time.monotonic() - started)
+    started = time.monotonic()
+    try:
+        with _on_compiling(lambda: _say(KEPT)):
+            module = importlib.import_module(name)
+    except RuntimeError as error:
+        if NO_PLACE not in str(error):
+            raise
+        folder = _temporary_folder()
+        place = _in_memory() if folder is None else _keeping_in(folder)
+        words = (IN_MEMORY,) if folder is None else (KEPT_FOR_A_WHILE, folder)
+        with _on_compiling(lambda: _say(*words)), place:
+            module = importlib.import_module(name)
+    logger.info("loaded %s in %.1f s", name, time.monotonic() - started)
     return module
 
 
@@ -92,7 +92,9 @@ def _say(text: str, *details: object) -> None:
 
 @contextlib.contextmanager
 def _on_compiling(say: Callable[[], None]) -> Iterator[None]:
-    """Inside, `say` is called when it turns out that many loops must be compiled, not read from disk."""
+    """Inside, only one process compiles: the lock is held from the first loop on that is not found on disk. What
+    another one has compiled by then is found there. `say` is called when it turns out that many must be compiled.
+    """
     from numba.core import event
 
     class Compiling(event.Listener):
@@ -100,13 +102,15 @@ def _on_compiling(say: Callable[[], None]) -> Iterator[None]:
 
         def on_start(self, event: Any) -> None:
             self.count += 1
+            if self.count == 1:
+                lock.enter_context(_one_at_a_time())
             if self.count == MANY:
                 say()
 
         def on_end(self, event: Any) -> None:
             pass
 
-    with event.install_listener("numba:compile", Compiling()):
+    with contextlib.ExitStack() as lock, event.install_listener("numba:compile", Compiling()):
         yield
 
 
@@ -172,9 +176,7 @@ def _one_at_a_time() -> Iterator[None]:
             continue
         try:
             if not _locked(handle):
-                logger.warning(
-                    "spardl: another process has been compiling for %g s; going on without it.", LONGEST_WAIT_S
-                )
+                logger.warning(NOT_WAITED_FOR, LONGEST_WAIT_S)
             yield
         finally:
             os.close(handle)
