@@ -1,6 +1,6 @@
 # Two commands on a fresh machine with Python 3.11+ and make:
 #   make demo    trains digits with 4 local workers, dense and sparse, three times each, compares the means, and draws them
-#   make test    runs the tests (make test-all: also those that take long)
+#   make test    runs the tests (make test-all: also those that take long, and properties with twice the examples)
 # One more, as root, in half an hour on a quiet machine:
 #   make bench   measures everything in docs/performance.md and writes that page
 # Three that look for trouble, the first one best as root:
@@ -44,7 +44,7 @@ test: $(INSTALLED)
 	$(BIN)/pytest $(PYTEST_OPTIONS) -m "not slow" $(TESTS)
 
 test-all: $(INSTALLED)
-	$(BIN)/pytest $(PYTEST_OPTIONS) $(TESTS)
+	SPARDL_THOROUGH=1 $(BIN)/pytest $(PYTEST_OPTIONS) $(TESTS)
 
 # The page is made of whatever has been measured; a benchmark that failed is named, and make fails.
 bench: $(INSTALLED)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from effort import tries
 from spardl.machine import WITHOUT_AMX, claims_amx_in_vain
 
 # Where torch itself is killed by an instruction that the machine only announces, tests go without it. Processes that
@@ -17,7 +18,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ and claims_amx_in_vain():
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes says something about the machine and nothing about what is tested.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any machine", tries(), suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters import Cluster
 from conservation import check_step, heavy_tailed, total
+from effort import tries
 from spardl.collectives.methods.registry import METHODS, method_class
 from spardl.config import SyncConfig
 from spardl.memory.layout import entries
@@ -62,7 +63,7 @@ def test_values_of_few_bits_lose_nothing_either(method, workers):
     kind=st.sampled_from(("heavy", "ties", "zeros")),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=150, deadline=None)
+@tries(150)
 def test_short_vectors_ties_and_zeros_lose_nothing(method, workers, length, density, kind, seed):
     cluster = Cluster(workers, length, SyncConfig(method=method, density=density))
     generator = torch.Generator().manual_seed(seed)

@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters import Cluster
 from conservation import check_step, heavy_tailed, total
+from effort import tries
 from spardl.choices import is_power_of_two
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
@@ -66,7 +67,7 @@ def test_nothing_is_lost_and_all_ranks_agree(workers, values):
     kind=st.sampled_from(("heavy", "ties", "zeros", "same")),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=80, deadline=None)
+@tries(80)
 def test_nothing_is_lost_whatever_is_chosen(
     workers, pick, length, density, values, blocks, residuals, selection, indices, kind, seed
 ):

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import tries
 from spardl.kernels.cpu import gaps
 from spardl.kernels.torch_frames import plan_gaps
 
@@ -68,7 +69,7 @@ def test_even_the_worst_subset_stays_within_the_allowance(density):
 
 
 @given(length=st.integers(1, 10**9), share=st.floats(0, 1), more=st.integers(1, 1000))
-@settings(max_examples=300, deadline=None)
+@tries(300)
 def test_the_worst_case_grows_with_the_count(length, share, more):
     """So a frame with fewer entries than the budget always fits where the budget was reserved."""
     count = int(share * length)
@@ -85,7 +86,7 @@ def test_the_worst_case_of_small_blocks_grows_with_every_entry():
 
 
 @given(length=st.integers(1, 2**31 - 1), share=st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@tries(300)
 def test_the_split_is_the_one_with_the_smallest_worst_case(length, share):
     """All quotients together are at most (length - count) >> l, each with a bit to end it, besides l low bits each."""
     count = int(share**8 * length)
@@ -117,7 +118,7 @@ def adversarial(length, count, kind, seed):
     kind=st.sampled_from(["first", "last", "spread", "lone", "clustered", "random"]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=300, deadline=None)
+@tries(300)
 def test_no_subset_takes_more_than_the_worst_case(length, share, kind, seed):
     indices = adversarial(length, int(share * length), kind, seed)
     worst = int(worst_bits(ints(len(indices)), ints(length))[0])

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import tries
 from spardl import kernels as kernel_choice
 from spardl.kernels import torch_frames
 from spardl.kernels.cpu import gaps
@@ -18,7 +19,7 @@ compiled = kernel_choice.for_device(torch.device("cpu"))
 portable = TorchKernels()
 
 both = pytest.mark.parametrize("kernels", [compiled, portable], ids=["compiled", "portable"])
-examples = settings(max_examples=60, deadline=None)
+examples = tries(60)
 
 TINY = 2.0**-149  # the smallest float32 above zero
 seeds = st.integers(0, 2**32 - 1)
@@ -127,7 +128,7 @@ def test_the_largest_entries_move_out_of_each_block(kernels, blocks, data):
 @both
 @pytest.mark.parametrize("kind", KINDS)
 @given(lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=3), share=st.floats(0, 1.1), seed=seeds)
-@settings(max_examples=12, deadline=None)
+@tries(12)
 def test_the_largest_of_long_blocks_are_exact_for_every_kind_of_value(kernels, kind, lengths, share, seed):
     """Long enough that the candidates of the first histogram do, and do not, fit into their room."""
     blocks = [numbers(length, seed + i, kind) for i, length in enumerate(lengths)]
@@ -611,7 +612,7 @@ def test_the_widest_splits_and_the_last_index_of_the_longest_block_survive(kerne
         max_size=4,
     ),
 )
-@settings(max_examples=300, deadline=None)
+@tries(300)
 def test_any_bytes_are_read_as_the_obvious_reader_would_or_refused(kernels, data, blocks):
     """What is read ascends and stays inside its block, whatever came over the network."""
     widths, counts, lengths = (ints([block[i] for block in blocks]) for i in range(3))

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from effort import tries
 from spardl.errors import ConfigError
 from spardl.memory.layout import BlockLayout, entries
 
@@ -12,7 +13,7 @@ kinds = pytest.mark.parametrize("make", [BlockLayout.interleaved, BlockLayout.co
 lengths = st.integers(0, 5000)
 counts = st.integers(1, 40)
 densities = st.floats(1e-6, 1)
-examples = settings(max_examples=200, deadline=None)
+examples = tries(200)
 
 
 def owners(layout):

@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import tries
 from spardl.kernels.cpu.crew import Crew
 from spardl.memory.layout import BlockLayout
 from spardl.memory.velocity import Momentum
@@ -18,7 +19,7 @@ CREWS = {size: Crew(size) for size in (1, 2, 3)}
 POLICIES = ("carry", "return", "partial", "local")
 seeds = st.integers(0, 2**32 - 1)
 layouts = st.builds(BlockLayout, length=st.integers(1, 120), count=st.integers(1, 5), chunk=st.integers(1, 12))
-examples = settings(max_examples=80, deadline=None)
+examples = tries(80)
 
 
 def numbers(length, seed):
@@ -218,7 +219,7 @@ def momentum(weights, nesterov=False, fade_after=0.0):
 @pytest.mark.parametrize("residuals", POLICIES)
 @pytest.mark.parametrize("with_momentum", [False, True], ids=["plain", "momentum"])
 @given(layout=layouts, seed=seeds, held=st.booleans(), later=st.booleans())
-@settings(max_examples=25, deadline=None)
+@tries(25)
 def test_a_step_that_is_rolled_back_never_happened(residuals, with_momentum, layout, seed, held, later):
     """Residual and velocity are what they were, bit for bit, whatever a collective did; also signed zeros."""
     random = np.random.default_rng(seed)
@@ -310,7 +311,7 @@ def test_after_a_dense_step_the_sums_leave_this_memory():
 
 @pytest.mark.parametrize("residuals", POLICIES)
 @given(layout=layouts, seed=seeds)
-@settings(max_examples=80, deadline=None)
+@tries(80)
 def test_each_policy_keeps_what_its_definition_says(residuals, layout, seed):
     """With `own` what this rank put in, `ledger` what lies in memory, S what it took, G the result's support:
 
@@ -371,7 +372,7 @@ def test_what_one_step_took_does_not_matter_to_the_next(residuals):
 @pytest.mark.parametrize("fade_after", [0.0, 5.0], ids=["zeroed", "faded"])
 @pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
 @given(layout=layouts, seed=seeds)
-@settings(max_examples=40, deadline=None)
+@tries(40)
 def test_velocity_fades_exactly_where_entries_were_taken(nesterov, fade_after, layout, seed):
     """By how long they waited, as far as what was taken tells; everywhere else it is what momentum SGD makes it."""
     random = np.random.default_rng(seed)
@@ -491,7 +492,7 @@ def largest_places(values, budget):
     scales=st.lists(st.sampled_from([1.0, 1.0, 1.0, 0.1, 30.0, 0.0]), min_size=2, max_size=7),
     seed=seeds,
 )
-@settings(max_examples=60, deadline=None)
+@tries(60)
 def test_step_after_step_the_largest_are_exact(rounding, length, count, chunk, share, scales, seed):
     """Whatever the last step made the shortlist expect: gradients of other sizes, arrivals, stretches, ties, zeros."""
     layout, random = BlockLayout(length, count, chunk), np.random.default_rng(seed)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import tries
 from spardl.config import SyncConfig
 from spardl.errors import ConfigError
 from spardl.planning import pareto
@@ -81,21 +82,21 @@ def counts(made):
 # --- the exact planner ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@tries(60)
 @given(profiles(most=8), cost_models())
 def test_the_exact_plan_is_the_best_of_all_partitions(profile, cost):
     best = min(predict(profile, cost, sizes).end for sizes in partitions(len(profile.layers)))
     assert exact(profile, cost).timeline.end == pytest.approx(best, rel=1e-12, abs=1e-18)
 
 
-@settings(max_examples=20, deadline=None)
+@tries(20)
 @given(profiles(least=10), cost_models())
 def test_the_exact_plan_is_the_best_of_all_512_partitions_of_ten_layers(profile, cost):
     best = min(predict(profile, cost, sizes).end for sizes in partitions(10))
     assert exact(profile, cost).timeline.end == pytest.approx(best, rel=1e-12, abs=1e-18)
 
 
-@settings(max_examples=60, deadline=None)
+@tries(60)
 @given(profiles(most=25), cost_models())
 def test_no_planner_beats_the_exact_one(profile, cost):
     best = exact(profile, cost).timeline.end

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import spardl
 from clusters import WeightCluster
 from conservation import heavy_tailed, total
+from effort import tries
 from spardl.wire.format import VALUE_FORMATS
 
 METHODS = spardl.methods()
@@ -76,7 +77,7 @@ def test_every_format_and_residual_policy_keeps_them(values, residuals, workers)
     seed=st.integers(0, 2**16),
     late=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@tries(60)
 def test_any_length_and_density_keeps_them(workers, length, density, seed, late):
     cluster, generator = cluster_of(workers, length, seed, density=density)
     for _ in range(2):

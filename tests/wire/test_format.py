@@ -6,9 +6,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import tries
 from formats import GRID2, GRID4, NARROW
 from spardl.wire.format import VALUE_FORMATS, ScaledFormat
 
@@ -16,7 +17,7 @@ FORMATS = ("fp32", "bf16", "fp16", "int8", "int4", "int2", "int1")
 LARGEST = float(np.finfo(np.float32).max)
 finite = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=50)
 ordinary = st.lists(st.floats(-(2.0**60), 2.0**60, width=32).filter(lambda x: x == 0 or abs(x) > 2**-60), max_size=50)
-examples = settings(max_examples=150, deadline=None)
+examples = tries(150)
 
 
 def tensor(values):

@@ -5,9 +5,10 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import tries
 from formats import NARROW
 from spardl.errors import ProtocolError
 from spardl.kernels import for_device
@@ -71,7 +72,7 @@ def arrays(coded):
 
 @every_codec
 @given(shape=shapes(), seed=seeds, kind=st.sampled_from(["random", "last", "lone"]), spare=st.integers(0, 40))
-@settings(max_examples=30, deadline=None)
+@tries(30)
 def test_a_frame_comes_back_and_never_exceeds_its_capacity(codec, shape, seed, kind, spare):
     """Whatever the counts and the support, also out of a larger buffer with garbage behind the frame."""
     lengths, budgets, counts = shape
@@ -98,7 +99,7 @@ def test_a_full_frame_is_as_large_as_its_capacity(codec):
 
 @every_codec
 @given(shape=shapes(), seed=seeds)
-@settings(max_examples=30, deadline=None)
+@tries(30)
 def test_forwarded_blocks_keep_their_bits(codec, shape, seed):
     """Unpacked, split, joined in another order, packed, again and again: always the same codes, scales and bytes."""
     lengths, budgets, counts = shape
@@ -211,7 +212,7 @@ def check_distrust(codec, frame, lengths, budgets):
     cut=st.none() | st.integers(0, 2**16),
     extra=st.binary(max_size=30),
 )
-@settings(max_examples=50, deadline=None)
+@tries(50)
 def test_a_damaged_frame_is_refused_or_harmless(codec, shape, seed, changes, cut, extra):
     """Bytes overwritten, the end cut off, bytes appended."""
     lengths, budgets, counts = shape
@@ -225,7 +226,7 @@ def test_a_damaged_frame_is_refused_or_harmless(codec, shape, seed, changes, cut
 
 @every_codec
 @given(shape=shapes(), body=st.binary(max_size=200), honest=st.booleans())
-@settings(max_examples=50, deadline=None)
+@tries(50)
 def test_random_bytes_are_refused_or_harmless(codec, shape, body, honest):
     """Also behind a header that looks right."""
     lengths, budgets, _ = shape
@@ -332,7 +333,7 @@ def test_an_index_that_leaves_its_block_is_refused():
     changes=st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 255)), max_size=2),
     cut=st.integers(0, 3),
 )
-@settings(max_examples=30, deadline=None)
+@tries(30)
 def test_both_kernels_write_the_same_frames_and_judge_them_alike(codec, shape, seed, changes, cut):
     """Whole frames, and frames with a few bytes changed or cut off; also what they decode to."""
     lengths, budgets, counts = shape

@@ -6,9 +6,10 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import tries
 from spardl.bench.limits import index_bits
 from spardl.errors import ProtocolError
 from spardl.kernels import for_device
@@ -70,7 +71,7 @@ def selected(kind, length=400_000, seed=0):
 
 @every_format
 @given(word=st.integers(0, 2**32 - 1))
-@settings(max_examples=300, deadline=None)
+@tries(300)
 def test_levels_are_those_that_the_page_describes(form, word):
     """For any scale that frames let through, with either sign; and none of them is beyond float32."""
     scale = np.uint32(word).view(np.float32)
@@ -85,7 +86,7 @@ def test_levels_are_those_that_the_page_describes(form, word):
 
 @every_format
 @given(values=st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=1, max_size=60))
-@settings(max_examples=200, deadline=None)
+@tries(200)
 def test_every_value_takes_the_nearest_level_and_keeps_its_sign(form, values):
     """Up to half a unit, of which there are 180 between the smallest and the largest magnitude."""
     values = floats(values)
@@ -127,7 +128,7 @@ def test_blocks_do_not_disturb_each_other(form):
 
 @every_format
 @given(seed=seeds, count=st.integers(1, PER_SCALE))
-@settings(max_examples=50, deadline=None)
+@tries(50)
 def test_the_order_of_values_changes_no_scale(form, seed, count):
     """Sums are exact: whoever adds in another order, on another device, finds the same levels to the last bit."""
     values = selected("cubes", seed=7)[:count]
