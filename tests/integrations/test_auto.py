@@ -205,7 +205,7 @@ def locally(rank, workers):
     for stage, dense in enumerate((True, False, True)):
         turn_locally(sync, dense)
         train(model, optimizer, range(10 * stage, 10 * stage + 4))
-        kinds.append((sync.config.is_dense, round(sync._outer.rate, 3)))
+        kinds.append((sync.config.is_dense, round(sync._outer.rates[0], 3)))
     sync.flush()
     return weights_of(model), kinds
 

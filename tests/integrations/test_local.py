@@ -25,7 +25,7 @@ def _as_ddp(rank, workers, wrap, settings):
     ours = mlp(seed=rank)  # only rank 0's weights count
     ours = DistributedDataParallel(ours) if wrap else ours
     optimizer = sgd(ours)
-    sync = attach(ours, optimizer, density=1.0, **settings)
+    sync = attach(ours, optimizer, **{"density": 1.0, **settings})
     train(ours, optimizer, range(6))
     return weights_of(theirs), weights_of(ours), shared_weights(sync, ours)
 
@@ -39,6 +39,17 @@ def test_at_density_one_plain_sgd_gives_what_ddp_gives(wrap, settings):
     for theirs, ours, shared in ranks:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=3e-6)
         assert torch.equal(ours, shared)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"density": spardl.DensitySchedule(0.01, dense_steps=6)}, {"density": 0.01, "dense_below": 10**6}],
+    ids=["while the schedule is dense", "tensors that are too small to be sparse"],
+)
+def test_what_is_sent_whole_is_averaged_as_it_is(settings):
+    """The factor of auto makes up for entries that only some workers send; here all of them send all."""
+    for theirs, ours, _ in on_processes(2, _as_ddp, False, settings):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=3e-6)
 
 
 # --- nothing is lost --------------------------------------------------------------------------------------------------

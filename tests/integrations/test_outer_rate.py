@@ -1,16 +1,34 @@
-"""The factor that `outer_rate="auto"` comes to under the settings in force."""
+"""The factor that `outer_rate="auto"` comes to: of the exchange at hand, whatever comes later."""
 
+import pytest
 import torch
 from torch.optim import SGD, AdamW
 
-from spardl.config import SyncConfig
-from spardl.integrations.outer import outer_rate
+from spardl.integrations.outer import Outer
+from spardl.kernels import for_device
+from spardl.sync.landing import Landing
 from spardl.update import LocalUpdates
 
 WEIGHTS = [torch.nn.Parameter(torch.zeros(1))]
+FIRST = torch.zeros(1, dtype=torch.int64)
+ONE = torch.ones(1)
+SPARSE, WHOLE = Landing(FIRST, ONE, FIRST, ONE), Landing(None, ONE, None, ONE)
 
 
-def test_a_mean_of_everything_is_taken_as_it_is_whatever_density_stands_beside_the_method():
-    for optimizer in (AdamW(WEIGHTS), SGD(WEIGHTS, lr=0.1)):
-        assert outer_rate(LocalUpdates(), SyncConfig(method="dense"), 4, [optimizer]) == 1.0
-        assert outer_rate(LocalUpdates(), SyncConfig(density=0.01), 4, [optimizer]) > 1.0
+def steps(optimizer, density, **rule):
+    """What a mean of one becomes: of an entry that some have sent, and of a tensor that all have sent whole."""
+    outer = Outer(LocalUpdates(**rule), for_device(torch.device("cpu")), [optimizer])
+    outer.expect(density, 4)
+    return outer.step("", SPARSE).item(), outer.step("", WHOLE).item()
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(WEIGHTS), SGD(WEIGHTS, lr=0.1)], ids=["AdamW", "SGD"])
+def test_the_fewer_entries_are_sent_the_more_counts_each_and_what_is_sent_whole_counts_as_it_is(optimizer):
+    found = [steps(optimizer, density) for density in (1.0, 0.25, 0.05, 0.01)]
+    assert [whole for _, whole in found] == [1.0] * 4
+    assert found[0][0] == 1.0 and sorted(sparse for sparse, _ in found) == [sparse for sparse, _ in found]
+    assert found[3][0] > found[1][0] > 1.0
+
+
+def test_a_factor_that_is_given_is_taken_everywhere():
+    assert steps(AdamW(WEIGHTS), 0.01, outer_rate=0.5) == (0.5, 0.5)

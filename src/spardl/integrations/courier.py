@@ -60,6 +60,14 @@ class Courier:
 
     # --- one exchange ---------------------------------------------------------------------------------------------
 
+    @property
+    def density(self) -> float:
+        """Of the exchange that is next."""
+        config = self.session.config
+        if self.throttle is not None:
+            return self.throttle.density
+        return 1.0 if config.is_dense else config.schedule.at(self.session.sync.steps)
+
     def begin(self, step: int) -> None:
         """Begin an exchange of what weights are now, after so many steps."""
         if self.before is not None:
@@ -78,6 +86,7 @@ class Courier:
     def _submit(self, decay: float) -> None:
         session, throttle, pace, number = self.session, self.throttle, self.pace, (self.offered or 0) // self.rule.every
         self._opened = time.perf_counter()
+        self.outer.expect(self.density, session.transport.workers)
         session.begin(instead=torch.nan, density=None if throttle is None else throttle.density)
         compare_replicas(session, {name: each.shared for name, each in self.replicas.items()})
         self.way.offer(session, self.replicas, decay)
@@ -190,7 +199,7 @@ class Courier:
             if self.rule.patience is None:
                 self.session.worker.abandon()
             raise
-        self.follow()
+        self.start_anew()
         return counts
 
     @torch.no_grad()
@@ -207,11 +216,10 @@ class Courier:
         self.outer.load(local["outer"])
         if self.throttle is not None and local["density"] is not None:
             self.throttle.density = local["density"]
-        self.follow()
+        self.start_anew()
 
-    def follow(self) -> None:
-        """Have what depends on the number of workers follow it."""
-        self.outer.follow(self.session.config, self.session.transport.workers)
+    def start_anew(self) -> None:
+        """The number of workers is another: what was known of their time is of no use."""
         if self.throttle is not None:
             self.throttle.begin()
 
@@ -221,4 +229,3 @@ class Courier:
         members = [member for plan in session.plan for member in plan.members]
         session.config = config
         session.regroup(plan_model(config, members, session.transport.workers))
-        self.outer.follow(config, session.transport.workers)

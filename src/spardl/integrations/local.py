@@ -105,7 +105,7 @@ class LocalSync(SyncHandle):
         self._outer = Outer(rule, for_device(torch.device(transport.device)), self._optimizers)
         self._outer.begin({name: each.shared for name, each in self._replicas.items()})
         self._courier = Courier(self.session, self._replicas, self._outer, way, rule)
-        self._courier.follow()
+        self._outer.expect(self._courier.density, transport.workers)
         self._steps = 0  # of this rank's optimizers, and those that it has left out
         self._resumed = 0.0  # when the last step was over, exchange and all
         self._swapped = False
@@ -119,7 +119,7 @@ class LocalSync(SyncHandle):
             transport.rank,
             rule.every,
             rule,
-            self._outer.rate,
+            self._outer.rates[0],
             "; DDP's own all-reduce is off" if self._passing is not None else "",
         )
         if rule.patience is not None and isinstance(transport, DirectTransport):
@@ -269,6 +269,7 @@ class LocalSync(SyncHandle):
             "shared": {name: both[shared] for name, both in weights.items()},
             "own": {name: both[own] for name, both in weights.items()},
             "outer": {name: each.clone() for name, each in self._outer.velocities.items()},
+            "rates": list(self._outer.rates),
             "landings": landings,
             "buffers": {name: part_of(buffer).clone() for name, buffer in self._model.named_buffers()},
             "optimizers": [optimizer_parts(each) for each in self._optimizers],
@@ -305,6 +306,7 @@ class LocalSync(SyncHandle):
         self.session.load_state_dict(state)
         load_optimizers(self._optimizers, local["optimizers"])
         self._outer.load(local["outer"])
+        self._outer.rates = (local["rates"][0], local["rates"][1])
         if self._scaler is not None and local["scaler"]:
             self._scaler.load_state_dict(local["scaler"])
         with torch.no_grad():
@@ -368,7 +370,7 @@ def _let_in(sync: LocalSync, *, due: bool) -> None:
     """If somebody has knocked, which all ranks know at the same time, let it in. `due`: an exchange begins next."""
     if sync.session.worker.heard:
         came = newcomers.let_in(sync.session)
-        sync._courier.follow()
+        sync._courier.start_anew()
         newcomers.hand_over(sync, came, due=due)
 
 

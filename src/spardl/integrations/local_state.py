@@ -20,7 +20,8 @@ from spardl.integrations.parts import part_of, placed_like
 from spardl.sync.landing import Landing
 
 SAME = "load the state of the same model."
-KEYS = ("steps", "offered", "density", "pace", "shared", "own", "outer", "landings", "buffers", "optimizers", "scaler")
+KEYS = {"steps", "offered", "density", "pace", "shared", "own", "outer", "rates", "landings"}
+KEYS |= {"buffers", "optimizers", "scaler"}  # each rank's own
 
 Sizes = Mapping[str, int]
 
@@ -45,7 +46,7 @@ def own_part(state: object, rank: int, workers: int, sizes: Sizes) -> dict[str, 
 def checked(state: object, sizes: Sizes) -> dict[str, Any]:
     """What of a rank's state is about local updates."""
     local = state.get("local") if isinstance(state, Mapping) else None
-    if not isinstance(local, Mapping) or set(local) != set(KEYS):
+    if not isinstance(local, Mapping) or set(local) != KEYS:
         raise StateError("this state is not one of local updates; attach as when it was saved.")
     for kind in ("shared", "own"):
         _check_tensors(local[kind], f"{kind} weights", sizes)
@@ -60,6 +61,9 @@ def checked(state: object, sizes: Sizes) -> dict[str, Any]:
     pace = local["pace"]
     if pace is not None and not (isinstance(pace, list) and all(is_count(each, least=1) for each in pace)):
         raise StateError(f"this state has ranks that take {pace!r} local steps, which cannot be; {SAME}")
+    rates = local["rates"]
+    if not (isinstance(rates, list) and len(rates) == 2 and all(is_number(each) and each > 0 for each in rates)):
+        raise StateError(f"this state has the outer rates {rates!r}, which cannot be; {SAME}")
     if not isinstance(local["optimizers"], list) or not isinstance(local["buffers"], Mapping):
         raise StateError(f"this state has no usable optimizers or buffers; {SAME}")
     _check_scaler(local["scaler"])

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from spardl.config import SyncConfig
 from spardl.errors import StateError
 from spardl.kernels import Kernels
 from spardl.sync.landing import Landing
@@ -17,11 +16,12 @@ class Outer:
     """Plain steps, signs, or momentum with a velocity per parameter, which is the same on all ranks.
 
     A plain step touches the agreed entries alone. Momentum moves every weight at every exchange: one more float32 copy,
-    and a pass over it.
+    and a pass over it. `rates` are the factors of the agreed mean in the last exchange that began: of tensors of which
+    some entries were sent, and of those that were sent whole.
     """
 
     def __init__(self, rule: LocalUpdates, kernels: Kernels, optimizers: Sequence[Optimizer]) -> None:
-        self.rate = 1.0
+        self.rates = (1.0, 1.0)
         self.kernels = kernels
         self._rule = rule
         self.velocities: dict[str, Tensor] = {}
@@ -30,9 +30,11 @@ class Outer:
         self._signs = rule.outer == "sign"
         self._optimizers = optimizers
 
-    def follow(self, config: SyncConfig, workers: int) -> None:
-        """Exchanges are made by these settings among so many from now on."""
-        self.rate = outer_rate(self._rule, config, workers, self._optimizers)
+    def expect(self, density: float, workers: int) -> None:
+        """What lands next comes from an exchange of this share of entries among so many, on all of them alike."""
+        adaptive = not any(isinstance(each, SGD) for each in self._optimizers)
+        rate, whole = (self._rule.rate(workers, share, adaptive=adaptive) for share in (density, 1.0))
+        self.rates = (rate, whole)
 
     @property
     def everywhere(self) -> bool:
@@ -43,16 +45,17 @@ class Outer:
         """What to take off the shared weights of this name."""
         if self._signs:
             return torch.sign(landing.agreed) * float(self._optimizers[0].param_groups[0]["lr"])
+        rate = self.rates[landing.support is None]
         if not self.everywhere:
-            return landing.agreed * self.rate
+            return landing.agreed * rate
         where = slice(None) if landing.support is None else landing.support
         velocity = self.velocities[name].mul_(self._momentum)
         velocity[where] += landing.agreed
         if not self._nesterov:
-            return velocity * self.rate
+            return velocity * rate
         step = velocity * self._momentum
         step[where] += landing.agreed
-        return step.mul_(self.rate)
+        return step.mul_(rate)
 
     def begin(self, weights: Mapping[str, Tensor]) -> None:
         """These are the shared weights; velocities begin at zero."""
@@ -68,10 +71,3 @@ class Outer:
         """What `velocities` was when a state was saved, and was checked."""
         for name, velocity in self.velocities.items():
             velocity.copy_(saved[name].reshape(-1), non_blocking=True)
-
-
-def outer_rate(rule: LocalUpdates, config: SyncConfig, workers: int, optimizers: Sequence[Optimizer]) -> float:
-    """The factor of the agreed mean under these settings."""
-    adaptive_steps = not any(isinstance(each, SGD) for each in optimizers)
-    density = 1.0 if config.is_dense else config.schedule.final
-    return rule.rate(workers, density, adaptive=adaptive_steps)
