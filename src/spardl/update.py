@@ -92,6 +92,12 @@ class LocalUpdates:
         metavar="RATE",
     )
     outer_momentum: float = setting(0.9, "of outer momentum and nesterov", check=_check_share, metavar="SHARE")
+    sent_momentum: str = setting(
+        "auto",
+        "what becomes of the optimizer's momentum where an entry was sent: it is kept, or restarted from zero; auto"
+        " restarts that of SGD",
+        choices=("auto", "kept", "restarted"),
+    )
     residual_decay: float = setting(
         1.0,
         "what remains, from one exchange to the next, of what waits; 1 loses nothing",

@@ -14,6 +14,7 @@ from spardl.errors import LeftBehind, PeerError
 from spardl.host import holds, quotient
 from spardl.integrations import ranks
 from spardl.integrations.exchange import Ahead, Exchange, Reset
+from spardl.integrations.inertia import Inertia
 from spardl.integrations.outer import Outer
 from spardl.integrations.pace import Pace
 from spardl.integrations.parts import is_sharded, part_of
@@ -42,14 +43,22 @@ class Courier:
         session: whose groups carry the weights.
         replicas: weights by name, own and shared.
         outer: how shared ones follow.
+        inertia: what optimizers remember of directions.
         way: what is offered, and what becomes of own weights.
         rule: the settings.
     """
 
     def __init__(
-        self, session: Session, replicas: Mapping[str, Replica], outer: Outer, way: Exchange, rule: LocalUpdates
+        self,
+        session: Session,
+        replicas: Mapping[str, Replica],
+        outer: Outer,
+        inertia: Inertia,
+        way: Exchange,
+        rule: LocalUpdates,
     ) -> None:
         self.session, self.replicas, self.outer, self.way, self.rule = session, replicas, outer, way, rule
+        self._inertia = inertia
         self.throttle = Throttle(*rule.density_limits) if rule.adaptive else None
         self.pace = Pace(rule.every, session.transport.workers) if rule.pace == "fitted" else None
         self.offered: int | None = None  # the step after which the exchange that has not landed yet began
@@ -134,6 +143,10 @@ class Courier:
         """Fetch, and apply what was brought."""
         self.fetch()
         self.offered = None
+        self._land()
+
+    def _land(self) -> None:
+        self._inertia.restart(self.way.landings, self.replicas)
         self.way.land(self.replicas, self.outer)
 
     def bring(self, offered: int | None, landings: dict[str, Landing]) -> None:
@@ -209,7 +222,7 @@ class Courier:
         self._future = self.offered = None
         local = given["state"]["local"]
         settle_return(self.session, back, given["state"]["steps"], self._collect_late)
-        self.way.land(self.replicas, self.outer)  # of the exchange that was under way, if it counts
+        self._land()  # of the exchange that was under way, if it counts
         for name, replica in self.replicas.items():
             shared = local["shared"][name].reshape(-1)
             replica.load(shared, shared - (replica.shared - replica.own()))

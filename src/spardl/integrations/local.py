@@ -31,6 +31,7 @@ from spardl.integrations.boundary import Boundary
 from spardl.integrations.courier import EXCHANGES, Courier
 from spardl.integrations.handle import SyncHandle, check_saver
 from spardl.integrations.hooks import Hook
+from spardl.integrations.inertia import Inertia
 from spardl.integrations.local_state import load_optimizers, on_host, optimizer_parts, own_part
 from spardl.integrations.model import facts_of, parts_as_members, plain_module, size_of, stepped_parameters
 from spardl.integrations.outer import Outer
@@ -104,7 +105,8 @@ class LocalSync(SyncHandle):
         self._replicas = {each.name: Replica(parameters[each.name]) for each in members}
         self._outer = Outer(rule, for_device(torch.device(transport.device)), self._optimizers)
         self._outer.begin({name: each.shared for name, each in self._replicas.items()})
-        self._courier = Courier(self.session, self._replicas, self._outer, way, rule)
+        inertia = Inertia(rule, self._optimizers)
+        self._courier = Courier(self.session, self._replicas, self._outer, inertia, way, rule)
         self._outer.expect(self._courier.density, transport.workers)
         self._steps = 0  # of this rank's optimizers, and those that it has left out
         self._resumed = 0.0  # when the last step was over, exchange and all
