@@ -30,27 +30,27 @@ def test_every_preset_can_be_made(name):
 
 @pytest.mark.parametrize(("workers", "density"), [(1, 0.01), (4, 1.0)])
 def test_the_agreed_mean_is_taken_as_it_is_where_nothing_is_missing_from_it(workers, density):
-    assert LocalUpdates().rate(workers, density, adaptive=True) == 1.0
-    assert LocalUpdates().rate(workers, density, adaptive=False) == 1.0
+    assert LocalUpdates().rate(workers, density, bold=True) == 1.0
+    assert LocalUpdates().rate(workers, density, bold=False) == 1.0
 
 
 def test_the_sparser_and_the_more_workers_the_longer_the_step():
     rate = LocalUpdates().rate
-    for adaptive in (False, True):
-        rates = [rate(4, density, adaptive=adaptive) for density in (0.5, 0.1, 0.05, 0.01)]
+    for bold in (False, True):
+        rates = [rate(4, density, bold=bold) for density in (0.5, 0.1, 0.05, 0.01)]
         assert rates == sorted(rates)
-        assert rate(2, 0.01, adaptive=adaptive) < rate(4, 0.01, adaptive=adaptive) < rate(8, 0.01, adaptive=adaptive)
-    assert rate(4, 0.01, adaptive=False) == rate(4, 0.001, adaptive=False) == pytest.approx(2.0)
+        assert rate(2, 0.01, bold=bold) < rate(4, 0.01, bold=bold) < rate(8, 0.01, bold=bold)
+    assert rate(4, 0.01, bold=False) == rate(4, 0.001, bold=False) == pytest.approx(2.0)
 
 
 def test_the_agreed_mean_never_becomes_more_than_a_sum():
     """Where next to nothing is sent, each entry comes from one worker; taken once, that is the mean times P."""
     rate = LocalUpdates().rate
-    assert pytest.approx(rate(4, 0.01, adaptive=True)) == 4**0.8
-    assert rate(4, 0.002, adaptive=True) == rate(4, 1e-5, adaptive=True) == 4
+    assert pytest.approx(rate(4, 0.01, bold=True)) == 4**0.8
+    assert rate(4, 0.002, bold=True) == rate(4, 1e-5, bold=True) == 4
 
 
 @pytest.mark.parametrize("given", [{"apply": "reset"}, {"outer": "nesterov"}, {"outer": "momentum"}])
 def test_where_the_rate_is_published_auto_leaves_it_alone(given):
-    assert LocalUpdates(**given).rate(8, 0.01, adaptive=True) == 1.0
-    assert LocalUpdates(**given, outer_rate=0.7).rate(8, 0.01, adaptive=True) == 0.7
+    assert LocalUpdates(**given).rate(8, 0.01, bold=True) == 1.0
+    assert LocalUpdates(**given, outer_rate=0.7).rate(8, 0.01, bold=True) == 0.7

@@ -165,14 +165,14 @@ class LocalUpdates:
         if self.delay and self.apply == "reset":
             raise ConfigError('apply="reset" waits for every exchange; leave delay out, or use apply="ahead".')
 
-    def rate(self, workers: int, density: float, *, adaptive: bool) -> float:
-        """The factor of the agreed mean; `adaptive`: optimizers divide by what gradients were, as Adam does."""
+    def rate(self, workers: int, density: float, *, bold: bool) -> float:
+        """The factor of the agreed mean; `bold`: optimizers do not follow a long step with longer ones."""
         if not isinstance(self.outer_rate, str):
             return float(self.outer_rate)
         if self.apply == "reset" or self.outer != "plain":
             return 1.0
         sparse = math.log(density) / math.log(AUTO_DENSITY)
-        power = min(1.0, sparse * ADAPTIVE_POWER) if adaptive else min(1.0, sparse) * SGD_POWER
+        power = min(1.0, sparse * BOLD_POWER) if bold else min(1.0, sparse) * CAUTIOUS_POWER
         return float(workers**power)
 
 
@@ -194,10 +194,10 @@ def fitted_steps(every: int, seconds: Sequence[float]) -> list[int]:
 
 # A mean counts a move of one worker alone as 1/P of a move. So sparse means are too short, the more so the more workers
 # there are and the fewer entries two of them send together: by a power of P at 1 %, by P itself, which makes the mean a
-# sum, from 0.3 % down, by nothing where all is sent. SGD follows a long step with longer ones, so it gets less
-# (docs/convergence.md has the figures).
-ADAPTIVE_POWER = 0.8
-SGD_POWER = 0.5
+# sum, from 0.3 % down, by nothing where all is sent. SGD whose momentum does not start anew follows a long step with
+# longer ones, so it gets less (docs/convergence.md has the figures).
+BOLD_POWER = 0.8
+CAUTIOUS_POWER = 0.5
 AUTO_DENSITY = 0.01
 
 # Each preset: fields of `LocalUpdates`, and synchronisation settings that it has instead of the defaults.

@@ -30,5 +30,13 @@ def test_the_fewer_entries_are_sent_the_more_counts_each_and_what_is_sent_whole_
     assert found[3][0] > found[1][0] > 1.0
 
 
+def test_sgd_counts_as_adam_does_where_its_momentum_starts_anew_and_less_where_it_goes_on():
+    with_momentum, without = SGD(WEIGHTS, lr=0.1, momentum=0.9), SGD(WEIGHTS, lr=0.1)
+    as_adam = steps(AdamW(WEIGHTS), 0.01)
+    assert steps(with_momentum, 0.01) == as_adam == (pytest.approx(4**0.8), 1.0)
+    for optimizer, rule in ((with_momentum, "kept"), (without, "auto"), (without, "restarted")):
+        assert steps(optimizer, 0.01, sent_momentum=rule) == (2.0, 1.0)
+
+
 def test_a_factor_that_is_given_is_taken_everywhere():
     assert steps(AdamW(WEIGHTS), 0.01, outer_rate=0.5) == (0.5, 0.5)

@@ -20,6 +20,11 @@ from spardl.update import LocalUpdates
 MOMENTA = ("momentum_buffer", "exp_avg")  # as the optimizers of torch call it
 
 
+def restarts(rule: LocalUpdates, optimizer: Optimizer) -> bool:
+    """Whether this optimizer's momentum, if it has any, starts anew where entries were sent."""
+    return rule.sent_momentum == "restarted" or (rule.sent_momentum == "auto" and isinstance(optimizer, SGD))
+
+
 class Inertia:
     """What optimizers remember of the directions in which weights were going.
 
@@ -29,16 +34,7 @@ class Inertia:
     """
 
     def __init__(self, rule: LocalUpdates, optimizers: Sequence[Optimizer]) -> None:
-        self._lost_by = [
-            each
-            for each in optimizers
-            if rule.sent_momentum == "restarted" or (rule.sent_momentum == "auto" and isinstance(each, SGD))
-        ]
-
-    @property
-    def restarts(self) -> bool:
-        """Whether any optimizer's momentum starts anew."""
-        return bool(self._lost_by)
+        self._lost_by = [each for each in optimizers if restarts(rule, each)]
 
     @torch.no_grad()
     def restart(self, landings: Mapping[str, Landing], replicas: Mapping[str, Replica]) -> None:

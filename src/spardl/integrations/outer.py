@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from spardl.errors import StateError
+from spardl.integrations.inertia import restarts
 from spardl.kernels import Kernels
 from spardl.sync.landing import Landing
 from spardl.update import LocalUpdates
@@ -32,8 +33,8 @@ class Outer:
 
     def expect(self, density: float, workers: int) -> None:
         """What lands next comes from an exchange of this share of entries among so many, on all of them alike."""
-        adaptive = not any(isinstance(each, SGD) for each in self._optimizers)
-        rate, whole = (self._rule.rate(workers, share, adaptive=adaptive) for share in (density, 1.0))
+        bold = all(_holds_back(self._rule, each) for each in self._optimizers)
+        rate, whole = (self._rule.rate(workers, share, bold=bold) for share in (density, 1.0))
         self.rates = (rate, whole)
 
     @property
@@ -71,3 +72,11 @@ class Outer:
         """What `velocities` was when a state was saved, and was checked."""
         for name, velocity in self.velocities.items():
             velocity.copy_(saved[name].reshape(-1), non_blocking=True)
+
+
+def _holds_back(rule: LocalUpdates, optimizer: Optimizer) -> bool:
+    """Whether a long step of the shared weights is not followed by longer ones: Adam divides by what gradients were, and
+    SGD loses the momentum of what was sent."""
+    if not isinstance(optimizer, SGD):
+        return True
+    return restarts(rule, optimizer) and all(group["momentum"] for group in optimizer.param_groups)
