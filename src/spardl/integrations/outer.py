@@ -75,8 +75,8 @@ class Outer:
 
 
 def _holds_back(rule: LocalUpdates, optimizer: Optimizer) -> bool:
-    """Whether a long step of the shared weights is not followed by longer ones: Adam divides by what gradients were, and
-    SGD loses the momentum of what was sent."""
+    """Whether a long step of the shared weights is not followed by longer ones: Adam divides by what gradients were,
+    and SGD loses the momentum of what was sent."""
     if not isinstance(optimizer, SGD):
         return True
     return restarts(rule, optimizer) and all(group["momentum"] for group in optimizer.param_groups)
