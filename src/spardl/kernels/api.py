@@ -266,8 +266,8 @@ class KernelsOf(Protocol[A, S]):
         ...
 
     def merge(self, left: A, left_values: A, right: A, right_values: A, length: int) -> tuple[A, A]:
-        """The sum of two sparse versions, with ascending indices, none twice in one, of a block of this length; entries that cancel to
-        zero vanish, unless these kernels fill. O(k), or O(k log k)."""
+        """The sum of two sparse versions of a block of this length, whose indices ascend, none twice in one of them;
+        entries that cancel to zero vanish, unless these kernels fill. O(k), or O(k log k)."""
         ...
 
     # --- what travels -------------------------------------------------------------------------------------------

@@ -147,13 +147,10 @@ class TritonKernels(TorchKernels):
         if not self.fills or not 0 < budget < values.numel():
             return super().part_largest(indices, values, budget)
         values = values.contiguous()
-        given, out = (
-            _find_largest(values, *_one_block(values, budget)),
-            (torch.empty_like(indices), values.new_empty(values.shape)),
-        )
-        told = (*given.told, indices.contiguous(), *out, budget, given.grid[0])
-        launching.launch(loops.part_chosen, given.grid, values, *told)
-        places, amounts = out
+        given, indices = _find_largest(values, *_one_block(values, budget)), indices.contiguous()
+        places, amounts = torch.empty_like(indices), torch.empty_like(values)
+        entries = (indices, places, amounts)
+        launching.launch(loops.part_chosen, given.grid, values, *given.told, *entries, budget, given.grid[0])
         return (places[:budget], amounts[:budget]), (places[budget:], amounts[budget:])
 
     def merge(
@@ -171,8 +168,8 @@ class TritonKernels(TorchKernels):
             if lefts and rights:
                 launching.launch(loops.find_pairs, over(lefts), left, right, paired, *sizes)
             given = (left, left_values.contiguous(), right, right_values.contiguous())
-            told = (paired.cumsum(0), indices, values, *sizes)
-            launching.launch(loops.merge, over(lefts + rights), *given, *told)
+            out = (paired.cumsum(0), indices, values)
+            launching.launch(loops.merge, over(lefts + rights), *given, *out, *sizes)
         if self.fills:
             return indices, values
         found = (values != 0).nonzero().flatten()
