@@ -163,7 +163,10 @@ def check_levels() -> None:
     halves = torch.arange(-360.0, 361.0) / 2  # a unit is 1, from 0 to 180
     alike, tiny = torch.full((9,), -3.3), torch.tensor([1e-45, -1e-40, 0.0, 2e-38, 3e-45, -0.0])
     huge = torch.tensor([3.4e38, -3.4e38, 1.0, 3.39e38])
-    parts = (numbers(2 * many + 1, 11), halves, tiny[:0], alike, tiny, tiny[:1], huge, numbers(many - 1, 12) * 1e-6)
+    down, up = torch.full((3,), 1.00390625), torch.full((3,), 1.01171875)  # halfway between two bf16
+    middle = torch.cat((torch.zeros(600), torch.full((700,), 128.0), torch.tensor([180.0, 64.0])))  # of two levels
+    parts = (numbers(2 * many + 1, 11), halves, tiny[:0], alike, tiny, tiny[:1], huge, down, up, middle)
+    parts += (numbers(many - 1, 12) * 1e-6,)
     values, counts = torch.cat(parts), np.array([len(part) for part in parts])
     for name in ("int4", "int2", "int1"):
         form = VALUE_FORMATS[name]
@@ -233,7 +236,8 @@ def check_frames() -> None:
             same(frame, whole.write_frame(form, False, lengths, counts, entries))
             poisoned = full.write_frame(form, torch.tensor(True), lengths, counts, entries)
             same(poisoned, whole.write_frame(form, torch.tensor(True), lengths, counts, entries))
-            cases = [frame, poisoned, frame[:-1], frame[:40], torch.cat((frame, frame[:3]))]
+            cases = [frame, poisoned, frame[:-1], frame[:40], torch.cat((frame, frame[:3])), frame.clone()]
+            cases[-1][4] -= 1  # it says that it is shorter by a byte
             for place in [*range(14), *torch.randint(13, len(frame), (5,), generator=generator).tolist()]:
                 cases.append(frame.clone())
                 cases[-1][place] ^= int(torch.randint(1, 256, (1,), generator=generator))
