@@ -255,7 +255,7 @@ def check_frames() -> None:
 def _infinite(frame: torch.Tensor, at: int) -> torch.Tensor:
     """With four bytes of which float32, bf16 and scales make something that is not finite, if they begin there."""
     damaged = frame.clone()
-    damaged[at : at + 4] = torch.tensor([0x80, 0x7F, 0x80, 0x7F], dtype=torch.uint8)
+    damaged[at : at + 4] = torch.tensor([0, 0, 0x80, 0x7F], dtype=torch.uint8)
     return damaged
 
 
