@@ -151,9 +151,15 @@ class Vectors(Target):
     name, weight = "vector", 190
     formats = tuple(name for name, each in VALUE_FORMATS.items() if each.carries_values)
 
+    def __init__(self) -> None:
+        self.kernels = for_device(torch.device("cpu"))
+
     def samples(self) -> list[bytes]:
         values = torch.randn(37, generator=torch.Generator().manual_seed(0))
-        coded = [bytes([i]) + bytes(vector.pack(values, name)[0].tolist()) for i, name in enumerate(self.formats)]
+        coded = [
+            bytes([i]) + bytes(vector.pack(values, name, self.kernels)[0].tolist())
+            for i, name in enumerate(self.formats)
+        ]
         return [*coded, bytes([len(coded)]) + bytes(vector.bare(values).tolist())]
 
     def read(self, data: bytes, chance: random.Random) -> None:
@@ -161,7 +167,7 @@ class Vectors(Target):
         if which == len(self.formats):
             vector.floats(frame, 37, PEER)
             return
-        found = vector.unpack(frame, 37, self.formats[which], PEER)
+        found = vector.unpack(frame, 37, self.formats[which], self.kernels, PEER)
         if found is not None and not bool(torch.isfinite(found).all()):
             raise Disagreement("a value that is not finite was taken")
 

@@ -564,8 +564,8 @@ def write_gaps(kernels, out, widths, counts, indices):
 
 def read_gaps(kernels, data, widths, counts, lengths):
     if kernels is portable:
-        found, fine = torch_frames.read_gaps(data, widths, counts, lengths, data.numel())
-        return found if fine else None
+        found, fine, size = torch_frames.read_gaps(data, widths, counts, lengths)
+        return found if fine and size == data.numel() else None
     indices = torch.empty(int(counts.sum()), dtype=torch.int32)
     bits = gaps.read_gaps(data.numpy(), widths, counts, lengths, indices.numpy())
     return indices if bits >= 0 and (bits + 7) // 8 == data.numel() else None

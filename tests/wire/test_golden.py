@@ -37,6 +37,8 @@ FRAMES = {
     ("none", "raw"): "aa3e642770c43d8aacb79747a9b3c8d87bb6837dc0c599bdef00f9112db5a584",
 }
 
+KERNELS = for_device(torch.device("cpu"))
+
 VECTORS = {
     "fp32": "2ceaa3536fc6222faf1bcb33c7b45c2979829af7416b4594e240a6aae16c5088",
     "bf16": "b991b712b01e8f7b1ac66cd825ed5238444bddc4df0f82cc11e5ec0f02e96ce8",
@@ -76,6 +78,6 @@ def test_frames_have_the_bytes_of_the_first_release(values, indices, kernels):
 
 @pytest.mark.parametrize("form", VECTORS)
 def test_vectors_have_the_bytes_of_the_first_release(form):
-    frames = [vector.pack(torch.from_numpy(numbers(count)), form)[0] for count in (0, 1, 7, 1000)]
-    frames.append(vector.pack(torch.from_numpy(numbers(7)), form, poisoned=True)[0])
+    frames = [vector.pack(torch.from_numpy(numbers(count)), form, KERNELS)[0] for count in (0, 1, 7, 1000)]
+    frames.append(vector.pack(torch.from_numpy(numbers(7)), form, KERNELS, poisoned=True)[0])
     assert sum_of(frames) == VECTORS[form]

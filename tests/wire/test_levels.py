@@ -251,10 +251,10 @@ def test_a_scale_that_is_not_finite_is_refused_whichever_it_is(form, kernels, wh
 @every_format
 @pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan])
 def test_a_vector_with_a_scale_that_is_not_finite_is_refused(form, scale):
-    frame, _ = vector.pack(torch.ones(2000), form)
+    frame, _ = vector.pack(torch.ones(2000), form, COMPILED)
     frame[5:9] = floats([scale]).view(torch.uint8)
     with pytest.raises(ProtocolError, match=f"rank {PEER} sent a value that is not finite"):
-        vector.unpack(frame, 2000, form, PEER)
+        vector.unpack(frame, 2000, form, COMPILED, PEER)
 
 
 @every_format

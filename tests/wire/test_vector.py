@@ -7,25 +7,27 @@ from formats import NARROW
 from spardl.collectives.methods.dense import halving_doubling_all_reduce, ring_all_reduce
 from spardl.collectives.program import Team
 from spardl.errors import ProtocolError
+from spardl.kernels import for_device
 from spardl.memory.layout import BlockLayout
 from spardl.wire import vector
 from stores import Store
 
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", *NARROW)
+KERNELS = for_device(torch.device("cpu"))
 every_format = pytest.mark.parametrize("form", FORMATS)
 
 
 @every_format
 @pytest.mark.parametrize("count", [0, 1, 7, 3000])
 def test_what_was_packed_is_what_the_sender_computes_with(form, count):
-    frame, seen = vector.pack(torch.linspace(-3, 5, count), form)
+    frame, seen = vector.pack(torch.linspace(-3, 5, count), form, KERNELS)
     assert frame.numel() == vector.size(count, form)
-    assert torch.equal(vector.unpack(frame, count, form, peer=3), seen)
+    assert torch.equal(vector.unpack(frame, count, form, KERNELS, peer=3), seen)
 
 
 @every_format
 def test_frames_that_travelled_together_come_apart(form):
-    frames = [vector.pack(torch.ones(count), form)[0] for count in (2, 0, 5)]
+    frames = [vector.pack(torch.ones(count), form, KERNELS)[0] for count in (2, 0, 5)]
     pieces = vector.split(torch.cat(frames), [2, 0, 5], form, peer=3)
     assert all(torch.equal(piece, frame) for piece, frame in zip(pieces, frames, strict=True))
 
@@ -35,7 +37,7 @@ def test_frames_that_travelled_together_come_apart(form):
 def test_a_message_of_another_size_is_refused(form, size):
     frame = torch.ones(size, dtype=torch.uint8)
     for refuse in (
-        lambda: vector.unpack(frame, 3, form, peer=3),
+        lambda: vector.unpack(frame, 3, form, KERNELS, peer=3),
         lambda: vector.split(frame, [3, 4], form, peer=3),
         lambda: vector.floats(frame, 3, peer=3),
     ):

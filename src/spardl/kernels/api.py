@@ -266,8 +266,8 @@ class KernelsOf(Protocol[A, S]):
         ...
 
     def merge(self, left: A, left_values: A, right: A, right_values: A, length: int) -> tuple[A, A]:
-        """The sum of two sparse versions, with ascending indices, of a block of this length; entries that cancel to
-        zero vanish, unless these kernels fill. O(k), or O(k log k)."""
+        """The sum of two sparse versions of a block of this length, whose indices ascend, none twice in one of them;
+        entries that cancel to zero vanish, unless these kernels fill. O(k), or O(k log k)."""
         ...
 
     # --- what travels -------------------------------------------------------------------------------------------
@@ -287,6 +287,14 @@ class KernelsOf(Protocol[A, S]):
 
     def decode(self, form: ValueFormat, codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:
         """The values that these codes and scales stand for (`ValueFormat.decode`). O(k)."""
+        ...
+
+    def pack_codes(self, codes: Tensor, bits: int) -> Tensor:
+        """Codes, one per entry, as the bytes that they take on the wire: `bits` each, the first one lowest. O(k)."""
+        ...
+
+    def unpack_codes(self, data: Tensor, count: int, bits: int, dtype: torch.dtype) -> Tensor:
+        """The `count` codes that `pack_codes` made these bytes of. O(k)."""
         ...
 
     def frame_room(self, form: FrameFormat, lengths: Ints, budgets: Ints) -> int:

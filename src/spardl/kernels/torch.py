@@ -19,7 +19,7 @@ from spardl.wire.format import FrameFormat, ValueFormat
 class TorchKernels(KernelsOf[Tensor, None]):
     """One object serves all devices: tensors say where they are. `fills` as in `spardl.kernels.api`."""
 
-    fixed = torch_frames.FixedCode()  # of indices
+    passes = torch_frames.Passes()  # over the entries of frames
 
     def __init__(self, *, fills: bool = False) -> None:
         self.fills = fills
@@ -288,23 +288,32 @@ class TorchKernels(KernelsOf[Tensor, None]):
     def decode(self, form: ValueFormat, codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:
         return form.decode(codes, scales, counts)
 
+    def pack_codes(self, codes: Tensor, bits: int) -> Tensor:
+        return self.passes.pack_codes(codes, bits)
+
+    def unpack_codes(self, data: Tensor, count: int, bits: int, dtype: torch.dtype) -> Tensor:
+        return self.passes.unpack_codes(data, count, bits, dtype)
+
     def frame_room(self, form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
         return torch_frames.frame_room(form, lengths, budgets)
 
     def write_frame(
         self, form: FrameFormat, poisoned: Flag, lengths: Ints, budgets: Ints, entries: CodedEntries[Tensor]
     ) -> Tensor:
-        """Waits once, for the frame's length; not at all if these kernels fill, whose frames are as long as may be."""
-        frame, length = torch_frames.write_frame(form, poisoned, lengths, budgets, entries, self.fixed)
-        return frame if self.fills else frame[: int(download(length))]
+        """Waits once, for the length of Rice codes; not at all if these kernels fill, whose frames are as long as may
+        be."""
+        frame, length = torch_frames.write_frame(form, poisoned, lengths, budgets, entries, self.passes)
+        if self.fills:
+            return frame
+        return frame[: int(download(length)) if isinstance(length, Tensor) else length]
 
     def read_frame(
         self, frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints, *, full: bool = False
     ) -> tuple[int | Tensor, CodedEntries[Tensor]]:
         """Waits for the head, and for the verdict on what follows it; not at all if these kernels fill, and `full`."""
         if full and self.fills:
-            return torch_frames.open_frame(frame, form, lengths, np.minimum(budgets, lengths), budgets, self.fixed)
-        return torch_frames.read_frame(frame, form, lengths, budgets, self.fixed)
+            return torch_frames.open_frame(frame, form, lengths, np.minimum(budgets, lengths), budgets, self.passes)
+        return torch_frames.read_frame(frame, form, lengths, budgets, self.passes)
 
 
 def _places(starts: Ints, chunk: int, offset: int, length: int, device: torch.device) -> Tensor:

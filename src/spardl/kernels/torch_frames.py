@@ -47,56 +47,58 @@ def write_frame(
     lengths: Ints,
     budgets: Ints,
     entries: CodedEntries[Tensor],
-    fixed: "FixedCode",
-) -> tuple[Tensor, Tensor]:
-    """The frame of these entries, with zeros behind it up to `frame_room`; and its length, on the device."""
+    passes: "Passes",
+) -> tuple[Tensor, Tensor | int]:
+    """The frame of these entries, with zeros behind it up to `frame_room`; and its length, which Rice codes leave on
+    the device."""
     counts, places, codes, scales = entries
     device = places.device
     out = torch.zeros(frame_room(form, lengths, budgets), dtype=torch.uint8, device=device)
     at = _head_size(budgets)
-    for part in (as_bytes(scales), pack_codes(codes, form.values.bits)):
+    for part in (as_bytes(scales), passes.pack_codes(codes, form.values.bits)):
         out[at : at + part.numel()] = part
         at += part.numel()
-    length = at + _write_indices(out[at:], form.indices, counts, lengths, places, fixed)
-    out[: _head_size(budgets)] = upload(_head(form, counts, budgets), device)
-    if isinstance(poisoned, Tensor) or poisoned:
-        out[1] += poisoned * POISONED_FLAG
-    out[LENGTH] = (length >> _octets(device) & 255).to(torch.uint8)
+    length = at + _write_indices(out[at:], form.indices, counts, lengths, places, passes)
+    known = 0 if isinstance(length, Tensor) else length
+    passes.write_head(out, _head(form, counts, budgets, known), poisoned)
+    if isinstance(length, Tensor):
+        out[LENGTH] = (length >> _octets(device) & 255).to(torch.uint8)
     return out, length
 
 
-def _write_indices(out: Tensor, how: str, counts: Ints, lengths: Ints, places: Tensor, fixed: "FixedCode") -> Tensor:
-    """Write the indices; their bytes, on the device."""
+def _write_indices(
+    out: Tensor, how: str, counts: Ints, lengths: Ints, places: Tensor, passes: "Passes"
+) -> Tensor | int:
+    """Write the indices; their bytes, which Rice codes leave on the device."""
     if how == "rice":
         return write_gaps(out, plan_gaps(counts, lengths)[0], counts, places)
-    data = as_bytes(places) if how == "raw" else fixed.write(counts, lengths, places)
+    data = as_bytes(places) if how == "raw" else passes.write_fixed(counts, lengths, places)
     out[: data.numel()] = data
-    return torch.full((), data.numel(), dtype=torch.int64, device=out.device)
+    return data.numel()
 
 
 def _read_indices(
-    data: Tensor, how: str, counts: Ints, lengths: Ints, size: Tensor | int, fixed: "FixedCode"
-) -> tuple[Tensor, Tensor]:
-    """The indices that stand in the first `size` bytes, a number that may be on the device, and whether they ascend
-    within their blocks and end there."""
+    data: Tensor, how: str, counts: Ints, lengths: Ints, passes: "Passes"
+) -> tuple[Tensor, Tensor, Tensor | int]:
+    """The indices that stand in these bytes, whether they ascend within their blocks, and how many of the bytes they
+    take, which Rice codes leave on the device."""
     if how == "rice":
-        return read_gaps(data, plan_gaps(counts, lengths)[0], counts, lengths, size)
+        return read_gaps(data, plan_gaps(counts, lengths)[0], counts, lengths)
     whole = fixed_size(counts, lengths) if how == "fixed" else 4 * int(counts.sum())
     if data.numel() < whole:
-        return _first_places(counts, data.device), torch.zeros((), dtype=torch.bool, device=data.device)
-    read = fixed.read if how == "fixed" else _read_raw
-    places, inside = read(data[:whole], counts, lengths)
-    return places, inside & (size == whole)
+        return _first_places(counts, data.device), torch.zeros((), dtype=torch.bool, device=data.device), whole
+    read = passes.read_fixed if how == "fixed" else _read_raw
+    return *read(data[:whole], counts, lengths), whole
 
 
-def _head(form: FrameFormat, counts: Ints, budgets: Ints) -> NDArray[np.uint8]:
-    """A frame's header and counts, but for its length and whether it is poisoned."""
-    head = HEADER.pack(VERSION, form.flags, counts.size, 0) + counts.astype(_count_type(budgets)).tobytes()
+def _head(form: FrameFormat, counts: Ints, budgets: Ints, length: int = 0) -> NDArray[np.uint8]:
+    """A frame's header and counts, but for whether it is poisoned."""
+    head = HEADER.pack(VERSION, form.flags, counts.size, length) + counts.astype(_count_type(budgets)).tobytes()
     return np.frombuffer(head, np.uint8)
 
 
 def open_frame(
-    frame: Tensor, form: FrameFormat, lengths: Ints, counts: Ints, budgets: Ints, fixed: "FixedCode"
+    frame: Tensor, form: FrameFormat, lengths: Ints, counts: Ints, budgets: Ints, passes: "Passes"
 ) -> tuple[Tensor, CodedEntries[Tensor]]:
     """A verdict on a frame that must have these counts, 0 if it has and all is well, on the device; and its entries.
 
@@ -107,34 +109,15 @@ def open_frame(
     end = middle + form.values.size(total)
     if frame.numel() < end:
         return torch.full((), TOO_SHORT, device=frame.device), _zeros(form, frame, counts)
-    expected = upload(_head(form, counts, budgets), frame.device)
-    length = (frame[LENGTH].long() << _octets(frame.device)).sum()
+    head = upload(_head(form, counts, budgets), frame.device)
     scales = from_bytes(frame[at:middle], torch.float32)
-    codes = unpack_codes(frame[middle:end], total, form.values.bits, form.values.dtype)
-    places, inside = _read_indices(frame[end:], form.indices, counts, lengths, length - end, fixed)
-    small = (scales.abs() <= form.values.largest_scale).all()
-    same = frame[:at] == expected
-    known = same[0] & (frame[1] & (255 - POISONED_FLAG) == form.flags) & same[2:4].all()
-    faults = (  # the last one counts
-        (~small, NOT_FINITE),
-        (~inside, ASTRAY),
-        (_some_not_finite(codes, form.values), NOT_FINITE),
-        (length < end, TOO_SHORT),
-        (~same[HEADER.size :].all(), OTHER_COUNTS),
-        (frame[1] & POISONED_FLAG != 0, POISONED),
-        (~known | (length < HEADER.size) | (length > frame.numel()), FOREIGN),
-    )
-    verdict = torch.zeros((), dtype=torch.int64, device=frame.device)
-    for found, fault in faults:
-        verdict = verdict.masked_fill(found, fault)
-    fine, nothing = verdict == 0, _zeros(form, frame, counts)
-    return verdict, CodedEntries(
-        counts, places.where(fine, nothing.places), codes.where(fine, nothing.codes), scales.where(fine, nothing.scales)
-    )
+    codes = passes.unpack_codes(frame[middle:end], total, form.values.bits, form.values.dtype)
+    places, inside, whole = _read_indices(frame[end:], form.indices, counts, lengths, passes)
+    return passes.judge(frame, form, head, end, whole, inside, CodedEntries(counts, places, codes, scales))
 
 
 def read_frame(
-    frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints, fixed: "FixedCode"
+    frame: Tensor, form: FrameFormat, lengths: Ints, budgets: Ints, passes: "Passes"
 ) -> tuple[int, CodedEntries[Tensor]]:
     """How many entries a frame has, or a verdict; and its entries. Bytes behind the frame do not count.
 
@@ -156,8 +139,9 @@ def read_frame(
     if length < end:
         return TOO_SHORT, nothing
     scales = from_bytes(frame[at:middle], torch.float32)
-    codes = unpack_codes(frame[middle:end], total, form.values.bits, form.values.dtype)
-    places, inside = _read_indices(frame[end:], form.indices, counts, lengths, length - end, fixed)
+    codes = passes.unpack_codes(frame[middle:end], total, form.values.bits, form.values.dtype)
+    places, inside, whole = _read_indices(frame[end:], form.indices, counts, lengths, passes)
+    inside = inside & (length - end == whole)
     small = (scales.abs() <= form.values.largest_scale).all()
     faults = download(torch.stack((_some_not_finite(codes, form.values), ~inside, ~small)))
     if faults.any():
@@ -232,9 +216,9 @@ def write_gaps(out: Tensor, low_bits: Ints, counts: Ints, indices: Tensor) -> Te
     return (before[-1] + (int(lows.sum()) + 7)) // 8
 
 
-def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints, size: Tensor | int) -> tuple[Tensor, Tensor]:
-    """The indices that `write_gaps` wrote, and whether the first `size` of these bytes, a number on the device, and
-    none behind them, hold as many and none leaves its block.
+def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor, Tensor]:
+    """The indices that `write_gaps` wrote, whether these bytes hold as many and none leaves its block, and how many of
+    them they take.
 
     Where a block begins only the device knows, which has read the one before.
     """
@@ -259,7 +243,7 @@ def read_gaps(data: Tensor, low_bits: Ints, counts: Ints, lengths: Ints, size: T
         cursor = high + end
         fine = fine & (high <= last) & (cursor <= last) & (end - count <= length >> width) & (ids[-1:] < length)
         blocks.append(ids.int())
-    return torch.cat(blocks), (fine & ((cursor + 7) // 8 == size)).all()
+    return torch.cat(blocks), fine.all(), ((cursor + 7) // 8).sum()
 
 
 def _read_raw(data: Tensor, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor]:
@@ -281,10 +265,57 @@ def fixed_size(counts: Ints, lengths: Ints) -> int:
     return int(plan_gaps(counts, lengths)[1].sum() + 7) // 8
 
 
-class FixedCode:
-    """Indices in the fixed code (cpu/fixed.py): every bit has its place before anything is known of other entries."""
+class Passes:
+    """What frames need done to their entries, on the device. Triton has passes of its own.
 
-    def write(self, counts: Ints, lengths: Ints, indices: Tensor) -> Tensor:
+    In the fixed code (cpu/fixed.py) every bit has its place before anything is known of other entries.
+    """
+
+    def pack_codes(self, codes: Tensor, bits: int) -> Tensor:
+        return pack_codes(codes, bits)
+
+    def unpack_codes(self, data: Tensor, count: int, bits: int, dtype: torch.dtype) -> Tensor:
+        return unpack_codes(data, count, bits, dtype)
+
+    def write_head(self, out: Tensor, head: NDArray[np.uint8], poisoned: Flag) -> None:
+        """Begin a frame with this head, and the flag that says so if it is poisoned."""
+        out[: head.size] = upload(head, out.device)
+        if isinstance(poisoned, Tensor) or poisoned:
+            out[1] += poisoned * POISONED_FLAG
+
+    def judge(
+        self,
+        frame: Tensor,
+        form: FrameFormat,
+        head: Tensor,
+        end: int,
+        whole: Tensor | int,
+        inside: Tensor,
+        entries: CodedEntries[Tensor],
+    ) -> tuple[Tensor, CodedEntries[Tensor]]:
+        """The verdict on a frame that must begin with this head, but for its length and its poison, and must have
+        `whole` bytes from `end` on; and its entries, or zeros. `inside` says whether its indices are fine."""
+        length = (frame[LENGTH].long() << _octets(frame.device)).sum()
+        small = (entries.scales.abs() <= form.values.largest_scale).all()
+        same = frame[: head.numel()] == head
+        known = same[0] & (frame[1] & (255 - POISONED_FLAG) == form.flags) & same[2:4].all()
+        faults = (  # the last one counts
+            (~small, NOT_FINITE),
+            (~inside | (length - end != whole), ASTRAY),
+            (_some_not_finite(entries.codes, form.values), NOT_FINITE),
+            (length < end, TOO_SHORT),
+            (~same[HEADER.size :].all(), OTHER_COUNTS),
+            (frame[1] & POISONED_FLAG != 0, POISONED),
+            (~known | (length < HEADER.size) | (length > frame.numel()), FOREIGN),
+        )
+        verdict = torch.zeros((), dtype=torch.int64, device=frame.device)
+        for found, fault in faults:
+            verdict = verdict.masked_fill(found, fault)
+        fine, nothing = verdict == 0, _zeros(form, frame, entries.counts)
+        kept = (one.where(fine, other) for one, other in zip(entries[1:], nothing[1:], strict=True))
+        return verdict, CodedEntries(entries.counts, *kept)
+
+    def write_fixed(self, counts: Ints, lengths: Ints, indices: Tensor) -> Tensor:
         """Indices in the fixed code: every bit's place is known from counts and lengths."""
         device, plan = indices.device, FixedPlan(counts, lengths, indices.device)
         rest = indices.long() - plan.order
@@ -297,7 +328,7 @@ class FixedCode:
         shifts = torch.arange(8, dtype=torch.uint8, device=device)
         return (bits[:-1].view(-1, 8) << shifts).sum(1, dtype=torch.uint8)
 
-    def read(self, data: Tensor, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor]:
+    def read_fixed(self, data: Tensor, counts: Ints, lengths: Ints) -> tuple[Tensor, Tensor]:
         """The indices in the fixed code, in as many bytes as they take, and whether they ascend within their blocks."""
         device, plan, total = data.device, FixedPlan(counts, lengths, data.device), int(counts.sum())
         bits = ((data[:, None] >> torch.arange(8, device=device, dtype=torch.uint8)) & 1).flatten()

@@ -39,11 +39,13 @@ class Algebra:
 
     def filled(self, entries: SparseBlocks, budget: int) -> SparseBlocks:
         """A single block with as many entries as `budget` says at least, if kernels fill: zeros where it had none."""
-        missing = budget - len(entries) if self._kernels.fills else 0
+        length = int(self._buffer.lengths[entries.ids[0]])
+        missing = min(budget, length) - len(entries) if self._kernels.fills else 0
         if missing <= 0:
             return entries
         zeros = self.zeros(missing)
-        return self.merge(entries, SparseBlocks(entries.ids, np.array([missing]), zeros.int(), zeros))
+        places = torch.arange(missing, dtype=torch.int32, device=zeros.device)
+        return self.merge(entries, SparseBlocks(entries.ids, np.array([missing]), places, zeros))
 
     def without_zeros(self, entries: SparseBlocks) -> Found:
         """The entries of a single block that are not zero: kernels that fill leave some in sums."""

@@ -107,15 +107,15 @@ class Frames:
     def pack_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The frame of these values, and what its receivers will decode; poisoned if this rank is."""
         self._memory.health.note(self.codec.kernels.all_finite(values))
-        return vector.pack(values, self.codec.format, poisoned=self._memory.health.poisoned)
+        return vector.pack(values, self.codec.format, self.codec.kernels, poisoned=self._memory.health.poisoned)
 
     def unpack_values(self, frame: Array, count: int, peer: int) -> Tensor:
         """The values that `peer` sent, checked; zeros, and this rank is poisoned, if the frame is."""
         if self.codec.kernels.fills:
-            verdict, values = vector.opened(frame, count, self.codec.format, peer)
+            verdict, values = vector.opened(frame, count, self.codec.format, self.codec.kernels, peer)
             self._memory.health.judge(verdict, peer)
             return values
-        found = vector.unpack(frame, count, self.codec.format, peer)
+        found = vector.unpack(frame, count, self.codec.format, self.codec.kernels, peer)
         if found is None:
             self._memory.health.poison()
             return self._memory.algebra.zeros(count)

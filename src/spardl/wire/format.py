@@ -72,7 +72,7 @@ _LARGEST_FLOAT32 = float.fromhex("0x1.fffffep+127")
 _LARGEST_BF16 = float.fromhex("0x1.fep+127")
 _SMALLEST_NORMAL = 2.0**-126
 _WHOLE_BLOCK = 1 << 32  # more entries than a count can say
-_UNITS = 180  # in which a LevelFormat measures magnitudes; times 8 * 8 for the levels and 1400 entries, below 2**24
+UNITS = 180  # in which a LevelFormat measures magnitudes; times 8 * 8 for the levels and 1400 entries, below 2**24
 
 
 @dataclass(frozen=True)
@@ -238,10 +238,10 @@ class LevelFormat(ValueFormat):
         rows = _Rows(counts, self.per_scale)
         magnitudes = rows.fill(values).abs_()
         low, high = magnitudes.amin(1, keepdim=True), magnitudes.amax(1, keepdim=True)
-        unit = quotient(high - low, _UNITS).maximum(high * 2.0**-20).clamp(min=_SMALLEST_NORMAL)
+        unit = quotient(high - low, UNITS).maximum(high * 2.0**-20).clamp(min=_SMALLEST_NORMAL)
         amounts = magnitudes.sub_(low).div_(unit).round_()
         guess = upload(np.array([self.guess], np.float32), amounts.device)
-        roots = self._nearest(amounts, guess * _UNITS)
+        roots = self._nearest(amounts, guess * UNITS)
         ends = low + unit * self._fit(roots.square_(), amounts, rows)
         scales = _join_ends(ends.minimum(high).float())
         roots = self._nearest(amounts, (_split_ends(scales) - low) / unit)

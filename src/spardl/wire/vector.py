@@ -1,6 +1,6 @@
 """Values without indices, for coordinates that both sides know; and bare floats. `format.py` describes both.
 
-A format may be given by its name.
+A format may be given by its name; kernels are those of the device that holds the values.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spardl.errors import ProtocolError
 from spardl.host import Flag, download
-from spardl.kernels.torch_frames import pack_codes, unpack_codes
+from spardl.kernels.api import Kernels
 from spardl.sparse import Array
 from spardl.wire.format import FOREIGN, NOT_FINITE, POISONED, ValueFormat, value_format
 
@@ -22,21 +22,21 @@ def size(count: int, form: str | ValueFormat) -> int:
     return 1 + _scales_size(count, values) + values.size(count)
 
 
-def pack(values: Tensor, form: str | ValueFormat, *, poisoned: Flag = False) -> tuple[Tensor, Tensor]:
+def pack(values: Tensor, form: str | ValueFormat, kernels: Kernels, *, poisoned: Flag = False) -> tuple[Tensor, Tensor]:
     """The vector as bytes, and the values that its receivers will decode."""
     counts = np.array([values.numel()])
     form = value_format(form)
-    codes, scales = form.encode(values, counts)
+    codes, scales = kernels.encode(form, values, counts)
     flag = torch.full((1,), _FINE, dtype=torch.uint8, device=values.device)
     flag += poisoned
     scale = scales.view(torch.uint8) if scales.numel() else flag[:0]
-    frame = torch.cat((flag, scale, pack_codes(codes.contiguous(), form.bits)))
-    return frame, form.decode(codes, scales, counts)
+    frame = torch.cat((flag, scale, kernels.pack_codes(codes.contiguous(), form.bits)))
+    return frame, kernels.decode(form, codes, scales, counts)
 
 
-def unpack(frame: Array, count: int, form: str | ValueFormat, peer: int) -> Tensor | None:
+def unpack(frame: Array, count: int, form: str | ValueFormat, kernels: Kernels, peer: int) -> Tensor | None:
     """What `pack` sent, or None if it was poisoned; `ProtocolError` if it is not `count` finite values."""
-    values = _decode(frame, count, value_format(form), peer)
+    values = _decode(frame, count, value_format(form), kernels, peer)
     first = torch.as_tensor(frame)[0]
     flag, fine = download(torch.stack((first, torch.isfinite(values).all().to(torch.uint8)))).tolist()
     if flag not in (_FINE, _POISONED):
@@ -48,12 +48,12 @@ def unpack(frame: Array, count: int, form: str | ValueFormat, peer: int) -> Tens
     return values
 
 
-def opened(frame: Array, count: int, form: str | ValueFormat, peer: int) -> tuple[Tensor, Tensor]:
+def opened(frame: Array, count: int, form: str | ValueFormat, kernels: Kernels, peer: int) -> tuple[Tensor, Tensor]:
     """What `pack` sent, and a verdict (`format.py`), 0 if all is well, both on the device: nobody waits.
 
     Otherwise the values are zeros. `ProtocolError` if it is not as long as `count` values are.
     """
-    values = _decode(frame, count, value_format(form), peer)
+    values = _decode(frame, count, value_format(form), kernels, peer)
     flag = torch.as_tensor(frame)[0]
     verdict = torch.zeros((), dtype=torch.int64, device=values.device)
     verdict = verdict.masked_fill(~torch.isfinite(values).all(), NOT_FINITE).masked_fill(flag == _POISONED, POISONED)
@@ -61,14 +61,14 @@ def opened(frame: Array, count: int, form: str | ValueFormat, peer: int) -> tupl
     return verdict, values.masked_fill(verdict != 0, 0)
 
 
-def _decode(frame: Array, count: int, form: ValueFormat, peer: int) -> Tensor:
+def _decode(frame: Array, count: int, form: ValueFormat, kernels: Kernels, peer: int) -> Tensor:
     frame = torch.as_tensor(frame)
     if frame.numel() != size(count, form):
         raise _other(count, peer)
     codes_at = 1 + _scales_size(count, form)
     scales = frame[1:codes_at].clone().view(torch.float32)
-    codes = unpack_codes(frame[codes_at:], count, form.bits, form.dtype)
-    return form.decode(codes, scales, np.array([count]))
+    codes = kernels.unpack_codes(frame[codes_at:], count, form.bits, form.dtype)
+    return kernels.decode(form, codes, scales, np.array([count]))
 
 
 def split(frame: Array, counts: list[int], form: str | ValueFormat, peer: int) -> list[Tensor]:

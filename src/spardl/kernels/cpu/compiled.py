@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.host import Flag
+from spardl.kernels import torch_frames
 from spardl.kernels.api import Array, Bools, CodedEntries, Ints, KernelsOf
 from spardl.kernels.cpu import arithmetic, bf16, framing, order, selection
 from spardl.kernels.cpu.arguments import Blocks, Rule, Stretch, Taken
@@ -280,6 +281,12 @@ class CompiledKernels(KernelsOf[Array, CpuShortlist]):
 
     def decode(self, form: ValueFormat, codes: Tensor, scales: Tensor, counts: Ints) -> Tensor:
         return form.decode(codes, scales, counts)
+
+    def pack_codes(self, codes: Tensor, bits: int) -> Tensor:
+        return torch_frames.pack_codes(codes, bits)
+
+    def unpack_codes(self, data: Tensor, count: int, bits: int, dtype: torch.dtype) -> Tensor:
+        return torch_frames.unpack_codes(data, count, bits, dtype)
 
     def frame_room(self, form: FrameFormat, lengths: Ints, budgets: Ints) -> int:
         return int(
