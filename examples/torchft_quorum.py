@@ -39,7 +39,7 @@ def main() -> None:
 
 def launch(replicas: int) -> int:
     """A lighthouse, and all replicas on this machine; elsewhere `torchft_lighthouse` and any launcher do that."""
-    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=200, heartbeat_timeout_ms=1000)
+    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=200)
     place = f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}"
     command = [sys.executable, *sys.argv, "--lighthouse", place]
     started = [subprocess.Popen([*command, "--replica", str(number)]) for number in range(replicas)]
