@@ -24,6 +24,18 @@ def default_store() -> Store | None:
     return None if get is None else get()
 
 
+def group_store(group: Any) -> Store | None:
+    """The store through which the ranks of this process group have found each other, whether torch knows it or not.
+
+    `ProcessGroup.get_group_store`, seen in torch 2.13. None where it is missing, and where a group has none.
+    """
+    try:
+        store: Store = group.get_group_store()
+    except (RuntimeError, AttributeError):
+        return None
+    return store
+
+
 def store_place(store: Any) -> tuple[str, int] | None:
     """Host and port of the server behind a store.
 

@@ -7,7 +7,6 @@ and with it one mesh of connections.
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from spardl.agreement import check_agreement
@@ -16,20 +15,21 @@ from spardl.errors import ConfigError, StateError
 from spardl.metrics import GroupStats
 from spardl.sync.plan import Member, plan_group
 from spardl.sync.session import Session, shared_settings
-from spardl.transport.torchdist import Group, member_ranks
+from spardl.transport.members import Group, is_configured_anew, member_ranks, members_of, world_of
 
-Key = tuple[object, ...]
+Key = tuple[Any, ...]  # the world and the group that it is a configuration of, then what sessions differ in
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """One name's session and settings, and the process group in whose lifetime it was made."""
+    """One name's session and settings, the group it was given, and what that has lived as long as then."""
 
     session: Session
     config: SyncConfig
     ranks: tuple[int, ...]
     elements: int
     dtype: str
+    group: Group
     world: object
 
 
@@ -44,7 +44,8 @@ def all_reduce(
 
     What is not sent now is kept under `name` and joins the next call with that name, so use one name for each vector
     that you synchronise again and again. The first call with a name fixes its length, type, group and settings, until
-    `forget` or the end of the process group. A value that is not finite on any rank makes all of them NaN everywhere.
+    `forget` or the end of the process group; one that is configured anew, as torchft's, has ended too. A value that is
+    not finite on any rank makes all of them NaN everywhere.
 
     Args:
         tensor: contiguous, floating-point.
@@ -95,7 +96,7 @@ def forget(name: str = "default") -> None:
 
 def _find(name: str) -> _Kept | None:
     kept = _kept.get(name)
-    return kept if kept is not None and kept.world is dist.group.WORLD else None
+    return kept if kept is not None and kept.world is world_of(kept.group) else None
 
 
 def _begin(tensor: Tensor, name: str, group: Group, config: SyncConfig) -> _Kept:
@@ -107,17 +108,17 @@ def _begin(tensor: Tensor, name: str, group: Group, config: SyncConfig) -> _Kept
     check_agreement(facts, session.transport.gather_texts, "this all_reduce")
     session.include(plan_group(config, [Member(name, tensor.numel())], workers))
     ranks = tuple(member_ranks(group))
-    return _Kept(session, config, ranks, tensor.numel(), str(tensor.dtype), dist.group.WORLD)
+    return _Kept(session, config, ranks, tensor.numel(), str(tensor.dtype), group, world_of(group))
 
 
 def _session(tensor: Tensor, group: Group, config: SyncConfig) -> Session:
-    if not dist.is_initialized():
-        raise ConfigError("there is no process group; call torch.distributed.init_process_group first.")
-    for key in [key for key in _sessions if key[0] is not dist.group.WORLD]:
-        del _sessions[key]  # of a process group that has ended
+    members, anew = members_of(group), group if is_configured_anew(group) else None
+    for ended in [key for key in _sessions if key[0] is not world_of(key[1])]:
+        del _sessions[ended]  # of a process group that is no more
     key = (
-        dist.group.WORLD,
-        tuple(member_ranks(group)),
+        members.world,
+        anew,
+        tuple(members.ranks),
         config.transport,
         config.timeout,
         str(tensor.device),

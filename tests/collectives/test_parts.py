@@ -9,6 +9,7 @@ from spardl.collectives.balance import join
 from spardl.collectives.bruck import gather_blocks
 from spardl.collectives.method import Seat
 from spardl.collectives.methods.oktopk import OkTopk
+from spardl.collectives.partition import MEMORY, Partition
 from spardl.collectives.price import Price
 from spardl.collectives.program import Ask, Team, side_by_side
 from spardl.collectives.reduce_scatter import schedule
@@ -175,3 +176,16 @@ def test_a_price_is_printed_and_computed_from_one_formula():
     assert str(price) == "2 k (P-1)/P + ceil(log2 P/d) to 3 n"
     assert price.range(P=8, d=2, n=5, k=4) == (2 * 4 * 7 / 8 + 2, 15)
     assert Price("ceil(log2(P))").range(P=1) == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 1e300, float("nan"), "many"])
+def test_a_histogram_that_no_selections_can_have_made_is_refused(wrong):
+    """Blocks would be shared out by it. A right one, however long the run, is taken."""
+    partition = Partition(10_000, 4, "prefix")
+    for _ in range(500):
+        partition.histogram = MEMORY * partition.histogram + partition.block
+    state = partition.state_dict()
+    partition.load_state_dict(Snapshot("ExDyna", state))
+    state["histogram"][1] = wrong
+    with pytest.raises(StateError, match=r"cannot be ExDyna's here: histogram are not"):
+        partition.load_state_dict(Snapshot("ExDyna", state))

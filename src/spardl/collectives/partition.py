@@ -101,5 +101,6 @@ class Partition:
 
     def load_state_dict(self, saved: Snapshot) -> None:
         edges = saved.boundaries("edges", count=self.workers, last=self.blocks)
-        histogram, steps = saved.numbers("histogram", count=self.blocks), saved.count("steps")
+        most = 1 + self.length * self.workers / (1 - MEMORY)  # that each step's counts can have come to
+        histogram, steps = saved.numbers("histogram", count=self.blocks, most=most), saved.count("steps")
         self.edges, self.histogram, self.steps = edges, histogram, steps

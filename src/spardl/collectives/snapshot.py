@@ -68,16 +68,18 @@ class Snapshot:
 
     def counts(self, name: str, *, count: int) -> Ints:
         """The `count` whole numbers under this name, from 0 to what 32 bits hold: as much as ever travels."""
-        values = self.numbers(name, count=count)
-        if ((values < 0) | (values >= 2**31) | (values != np.floor(values))).any():
+        values = self.numbers(name, count=count, most=2**31 - 1)
+        if (values != np.floor(values)).any():
             raise self._wrong(f"{name} are not {count} whole numbers")
         return values.astype(np.int64)
 
-    def numbers(self, name: str, *, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """The `count` finite numbers under this name."""
+    def numbers(self, name: str, *, count: int, most: float) -> "np.ndarray[Any, np.dtype[np.float64]]":
+        """The `count` numbers under this name, each from 0 to `most`."""
         values = self._get(name)
         if not isinstance(values, list | tuple) or len(values) != count or not all(map(is_number, values)):
             raise self._wrong(f"{name} are not {count} finite numbers")
+        if any(not 0 <= value <= most for value in values):
+            raise self._wrong(f"{name} are not all between 0 and {most:g}")
         return np.asarray(values, np.float64)
 
     def _get(self, name: str) -> Any:

@@ -27,7 +27,7 @@ from spardl.integrations.parts import gather_anew, is_sharded, mesh_of, part_of
 from spardl.integrations.refusals import Refusals
 from spardl.sync.plan import plan_group
 from spardl.sync.session import Session
-from spardl.transport.torchdist import Group
+from spardl.transport.members import Group
 
 REFUSED = (
     "In this step {who} not finite. The optimizer has left all weights as they were, on all ranks. If a GradScaler is"

@@ -26,7 +26,7 @@ from spardl.integrations.setup import check_scaler, with_teams
 from spardl.planning.candidates import DENSE
 from spardl.planning.planfile import PlanFile
 from spardl.transport.invitation import Invitation
-from spardl.transport.torchdist import Group, member_ranks
+from spardl.transport.members import Group, member_ranks
 from spardl.update import GRADIENTS, LocalUpdates, check_beside, resolve
 
 LOCALLY = 'update="local" takes any optimizer as it is, and loses nothing by it.'

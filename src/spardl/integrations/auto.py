@@ -34,7 +34,7 @@ from spardl.planning.survey import Survey, begin_with, conduct_survey
 from spardl.sync.plan import GroupPlan, plan_group, plan_model
 from spardl.sync.session import Observer, Session
 from spardl.transport.choice import transport_named
-from spardl.transport.torchdist import Group, member_ranks
+from spardl.transport.members import Group, member_ranks
 
 logger = logging.getLogger(__name__)
 

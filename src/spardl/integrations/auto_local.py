@@ -17,7 +17,7 @@ from spardl.planning.candidates import Candidate
 from spardl.planning.review import Review, Verdict
 from spardl.planning.survey import Survey, begin_with, conduct_survey
 from spardl.transport.choice import transport_named
-from spardl.transport.torchdist import Group
+from spardl.transport.members import Group
 from spardl.update import LocalUpdates
 
 

@@ -33,7 +33,7 @@ from spardl.memory.velocity import Momentum
 from spardl.planning.merging import Merging
 from spardl.sync.plan import Member, plan_group
 from spardl.sync.session import Session, compare_replicas
-from spardl.transport.torchdist import Group as ProcessGroup
+from spardl.transport.members import Group as ProcessGroup
 
 
 def spardl_hook(state: "SparDLState", bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]

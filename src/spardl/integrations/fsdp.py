@@ -29,7 +29,7 @@ from spardl.metrics import StepEvent
 from spardl.sync.plan import Member
 from spardl.sync.session import Session, spans_of, tell
 from spardl.sync.state import SAME
-from spardl.transport.torchdist import Group
+from spardl.transport.members import Group
 
 REFUSED = (
     "In this backward {who} not finite. All ranks got zeros instead, and its residual is as it was. If a GradScaler is"

@@ -45,7 +45,7 @@ from spardl.sync.session import Session, shared_settings
 from spardl.transport.base import run
 from spardl.transport.direct import DirectTransport
 from spardl.transport.invitation import Invitation
-from spardl.transport.torchdist import Group
+from spardl.transport.members import Group
 from spardl.update import LocalUpdates
 
 logger = logging.getLogger(__name__)

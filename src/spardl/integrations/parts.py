@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from spardl.errors import ConfigError
-from spardl.transport.torchdist import Group, member_ranks
+from spardl.transport.members import Group, member_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

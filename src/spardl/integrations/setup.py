@@ -13,7 +13,7 @@ from spardl.config import SyncConfig, configure
 from spardl.errors import ConfigError
 from spardl.integrations.model import unwrap
 from spardl.integrations.optim.choice import Given, optimizers_of, warn_of_losses
-from spardl.transport.torchdist import Group, member_ranks
+from spardl.transport.members import Group, member_ranks
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from spardl.collectives.program import AllReduce
 from spardl.errors import StateError
 from spardl.host import download, quotient
 from spardl.transport.base import Transport
-from spardl.transport.torchdist import Group, TorchTransport
+from spardl.transport.members import Group
+from spardl.transport.torchdist import TorchTransport
 
 PATIENCE = 2.0  # times what a part waits for its replicas, so that who knows what went wrong is heard first
 

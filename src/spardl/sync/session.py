@@ -37,7 +37,7 @@ from spardl.sync.synchronizer import Synchronizer
 from spardl.sync.worker import Worker
 from spardl.transport.base import Transport, run
 from spardl.transport.choice import own_transport, transport_named
-from spardl.transport.torchdist import Group as ProcessGroup
+from spardl.transport.members import Group as ProcessGroup
 
 logger = logging.getLogger(__name__)
 

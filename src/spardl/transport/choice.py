@@ -12,8 +12,9 @@ from spardl.errors import ConfigError, SparDLWarning
 from spardl.transport.base import Transport
 from spardl.transport.direct import DirectTransport, Unreachable
 from spardl.transport.direct.secure import Key
+from spardl.transport.members import Group, member_ranks
 from spardl.transport.mpi import MPITransport, load_mpi
-from spardl.transport.torchdist import Group, TorchTransport, member_ranks
+from spardl.transport.torchdist import TorchTransport
 
 Device = torch.device | str
 

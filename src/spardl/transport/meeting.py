@@ -12,8 +12,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from spardl import _torch_private
 from spardl.errors import PeerError
+from spardl.transport.members import Members
 from spardl.transport.patience import PROBE_S, store_is_silent, within
 
 GRACE_S = 0.5  # beyond the timeout, for the store to answer
@@ -22,7 +22,7 @@ SHORTEST_NAP_S, LONGEST_NAP_S = 0.5e-3, 0.05
 
 
 class Meeting:
-    """One rank's part in it. `ranks` are those that are to come, by their number in the default group.
+    """One rank's part in it, among those that are to come.
 
     place  the part of the store that only this group uses; None where torch hides the store
 
@@ -30,9 +30,10 @@ class Meeting:
     the process group and differ from that of a rank that was restarted.
     """
 
-    def __init__(self, ranks: list[int], rank: int, timeout: float) -> None:
-        self._ranks, self._rank, self._timeout = ranks, rank, timeout
-        self._whole: Any = _torch_private.default_store()
+    def __init__(self, members: Members, timeout: float) -> None:
+        ranks, rank = members.ranks, members.rank
+        self._ranks, self._rank, self._timeout, self._known = ranks, rank, timeout, members.known
+        self._whole: Any = members.store
         self.place: Any = None
         if self._whole is not None:
             self._all: Any = PrefixStore(f"spardl/{zlib.crc32(repr(ranks).encode())}", self._whole)
@@ -53,7 +54,8 @@ class Meeting:
 
     def silent(self) -> PeerError:
         """The error for a store that does not answer."""
-        error = store_is_silent(self._whole, self._rank, self._timeout + GRACE_S)
+        keeper = None if self._known else "the replica group that was asked to"
+        error = store_is_silent(self._whole, self._rank, self._timeout + GRACE_S, keeper=keeper)
         # The one who keeps it is the default group's rank 0, whatever its number here.
         if error.peer == 0 and self._ranks[0] != 0:
             error.peer = self._ranks.index(0) if 0 in self._ranks else None
@@ -84,7 +86,7 @@ class Meeting:
         if self._rank in missing:
             return self._late(missing)
         place.set(f"heard/{self._rank}", "")
-        if self._ranks[self._rank] == 0:
+        if self._known and self._ranks[self._rank] == 0:
             self._linger([f"heard/{peer}" for peer in range(len(keys)) if peer not in missing])
         if all(self._came(peer) for peer in missing):
             return self._late(missing)

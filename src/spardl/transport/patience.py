@@ -56,14 +56,17 @@ def _wait_for_the_late() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def store_is_silent(store: Store, rank: int, seconds: float) -> PeerError:
+def store_is_silent(store: Store, rank: int, seconds: float, *, keeper: str | None = None) -> PeerError:
     """The error for a store that has not answered this rank for so long: whose it is, and what is the matter with it.
+    Where torch has made it, that is known; else `keeper` says whose it is.
 
     A process that is stopped still has a kernel that takes calls, so that it can be told from one that is gone or cut
     off. Takes up to `PROBE_S` seconds.
     """
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    keeper, peer = ("the launcher", None) if hosted else ("rank 0", 0)
+    peer: int | None = None
+    if keeper is None:
+        hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        keeper, peer = ("the launcher", None) if hosted else ("rank 0", 0)
     place = _torch_private.store_place(store)
     if place is None:
         return PeerError(f"{keeper}, which keeps the store, did not answer for {seconds:g} s.", peer=peer)

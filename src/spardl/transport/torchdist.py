@@ -12,12 +12,10 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh
 
 from spardl import _torch_private
 from spardl.collectives.program import AllReduce, Operation, Round
@@ -30,6 +28,7 @@ from spardl.transport.address import own_address, routed_address
 from spardl.transport.base import use_the_time
 from spardl.transport.inquiry import Verdict, inquire
 from spardl.transport.meeting import GRACE_S, Meeting
+from spardl.transport.members import Group, Members, members_of
 from spardl.transport.patience import within
 from spardl.transport.ring import count_ring
 from spardl.transport.sparse_sum import count_sparse, sum_sparse
@@ -38,8 +37,6 @@ from spardl.transport.watch import Watch
 THREADS = 2  # of a group, as torch has it
 
 MEETING = "the meeting of the ranks"
-
-Group = dist.ProcessGroup | DeviceMesh | None
 
 _Posts = list[tuple[int, Tensor]]  # peers, each with what it is sent, or where what it sends arrives
 _Works = list[tuple[int, str, Any]]  # what is under way: whom an error names, what they should have done, torch's work
@@ -54,19 +51,20 @@ class TorchTransport:
     """
 
     def __init__(self, group: Group = None, *, timeout: float, device: torch.device | str = "cpu") -> None:
-        if not dist.is_initialized():
-            raise ConfigError("there is no process group; call torch.distributed.init_process_group first.")
-        ranks = member_ranks(group)
+        members = members_of(group)
         self.device = torch.device(device)
         self.traffic = Traffic()
         self.checks = False
         self._timeout = timedelta(seconds=timeout)
-        if dist.get_rank() not in ranks:
-            raise ConfigError(f"rank {dist.get_rank()} is not in the group {ranks} that it should synchronise with.")
-        self.rank = ranks.index(dist.get_rank())
-        self.workers = len(ranks)
+        if not members.known and self.device.type != "cpu":
+            raise ConfigError(
+                f"between ranks of {group!r}, which torch does not know, messages travel from the CPU's memory, not"
+                f' {self.device}; set residuals_on="cpu".'
+            )
+        self.rank = members.rank
+        self.workers = len(members.ranks)
         self.addresses = [""] * self.workers
-        self._ranks = ranks
+        self._ranks = members.ranks
         self._sent = [0] * self.workers
         self._received = [0] * self.workers
         self._awaited: list[int] = []  # in this round
@@ -77,27 +75,33 @@ class TorchTransport:
         backend = "gloo" if self.device.type == "cpu" else dist.get_backend()
         self._by_nccl = backend == "nccl"
         try:
-            self._meet(ranks, backend)
+            self._meet(members, backend)
         except BaseException:
             self.watch.close()
             raise
 
-    def _meet(self, ranks: list[int], backend: str) -> None:
+    def _meet(self, members: Members, backend: str) -> None:
         """Find all ranks, then make the group."""
-        meeting = Meeting(ranks, self.rank, self._timeout.total_seconds())
+        meeting = Meeting(members, self._timeout.total_seconds())
+        place = None if members.known else _torch_private.store_place(members.store)
+        address = routed_address(None if place is None else place[0])
         if meeting.place is not None and self.workers > 1:
-            self.watch.open(own_address(routed_address()), meeting.gather)
+            self.watch.open(own_address(address), meeting.gather)
         self._begins(MEETING)
-        self._group = self._make_group(ranks, backend, meeting)
+        self._group = self._make_group(members, backend, meeting)
         self.watch.operation = None
         if meeting.place is None and self.workers > 1:
-            self.watch.open(own_address(routed_address()), self.gather_texts)
-        self.addresses = self.gather_texts(routed_address())
+            self.watch.open(own_address(address), self.gather_texts)
+        self.addresses = self.gather_texts(address)
 
-    def _make_group(self, ranks: list[int], backend: str, meeting: Meeting) -> Any:
+    def _make_group(self, members: Members, backend: str, meeting: Meeting) -> Any:
+        ranks = members.ranks
+
         def make() -> Any:
             ours = backend == "gloo" and meeting.place is not None
-            made = _gloo_group(meeting.place, ranks, self._timeout) if ours else None
+            made = _gloo_group(meeting.place, members, self._timeout) if ours else None
+            if made is None and not members.known:
+                raise ConfigError("this torch has no way to connect ranks that it does not know; take a newer one.")
             # Only members meet here: other ranks may be making groups of their own.
             return made or dist.new_group(ranks, self._timeout, backend, use_local_synchronization=True)
 
@@ -308,25 +312,18 @@ def padded(frame: Tensor, capacity: int) -> Tensor:
     return torch.nn.functional.pad(frame, (0, capacity - frame.numel()))
 
 
-def _gloo_group(store: Store, ranks: list[int], timeout: timedelta) -> Any:
+def _gloo_group(store: Store, members: Members, timeout: timedelta) -> Any:
     """A group of our own, on the threads of the default one; None where torch has no way to make it.
 
     `dist.new_group` would make a device for it, whose thread wakes up a hundred times per second for as long as it
     lives: of 8 ranks on 2 cores, one idle group makes a step almost 2 % longer.
     """
-    rank = ranks.index(dist.get_rank())
     devices = _torch_private.gloo_devices() or [_own_device()]
-    return _torch_private.gloo_group(store, rank, len(ranks), devices=devices, threads=THREADS, timeout=timeout)
+    rank, size = members.rank, len(members.ranks)
+    return _torch_private.gloo_group(store, rank, size, devices=devices, threads=THREADS, timeout=timeout)
 
 
 @functools.cache
 def _own_device() -> Any:
     """For all groups of ours where the default one has none: one per process, as each has a thread that wakes up."""
     return dist.ProcessGroupGloo.create_default_device()
-
-
-def member_ranks(group: Group) -> list[int]:
-    """Global ranks in synchronisation order; a two-dimensional mesh lists team after team."""
-    if isinstance(group, DeviceMesh):
-        return [int(rank) for rank in np.asarray(group.mesh.cpu()).flatten()]
-    return dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)

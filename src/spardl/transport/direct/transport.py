@@ -38,10 +38,11 @@ from spardl.transport.direct.mesh import Unreachable, connect_all, connect_membe
 from spardl.transport.direct.pump import Pace, finish
 from spardl.transport.direct.secure import Key, secured
 from spardl.transport.inquiry import Verdict, inquire
+from spardl.transport.members import Group
 from spardl.transport.quorum import Proposal, agree, be_let_in
 from spardl.transport.ring import sum_by_ring
 from spardl.transport.sparse_sum import sum_sparse
-from spardl.transport.torchdist import Group, TorchTransport
+from spardl.transport.torchdist import TorchTransport
 from spardl.transport.watch import Watch
 from spardl.transport.words import NOBODY, Card, Place
 
