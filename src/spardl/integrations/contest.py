@@ -28,7 +28,7 @@ from spardl.transport.choice import transport_named
 from spardl.update import LocalUpdates
 
 PLAN_S = 25.0  # from the rehearsal to the last turn
-SURVEY_S, SURVEY_SHARE = 10.0, 0.4  # at most, also of what the rehearsal has left
+SURVEY_S, SURVEY_SHARE = 8.0, 0.3  # at most, also of what the rehearsal has left
 LONGEST_S = 1.0  # of a step that takes part
 
 
