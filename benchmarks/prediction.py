@@ -42,7 +42,7 @@ HOSTS, RATES = (2, 4, 8), ("10mbit", "100mbit", "1gbit")
 ELEMENTS, DENSITY = 1_000_000, 0.01
 SEGMENT, FRAME, ANSWER = 1448, 1514, 66
 WARM_UP, REPETITIONS = 1, 5  # turns of the bench that do not count, and those that do
-CLOSE = 0.05  # methods whose measured times differ by less than this share have no ranking
+CLOSE = 0.05  # methods whose measured times differ by less than this share have no ranking, however little they scatter
 MOST_ERROR = 0.15
 
 
@@ -56,13 +56,21 @@ class Normal:
 
 @dataclass(frozen=True)
 class Case:
-    """One method on so many hosts with lines of one rate: seconds of a synchronisation, measured and predicted."""
+    """One method on so many hosts with lines of one rate: seconds of a synchronisation, measured and predicted.
+
+    measured_s are the lower quartile, upper_s the upper one of the same repetitions: what lies between is their spread.
+    """
 
     hosts: int
     rate: str
     method: str
     measured_s: float
     predicted_s: float
+    upper_s: float = 0.0
+
+    def is_clearly_below(self, other: "Case") -> bool:
+        """Whether it was quicker by more than the measurements scatter."""
+        return max(self.measured_s * (1 + CLOSE), self.upper_s) < other.measured_s
 
     @property
     def error(self) -> float:
@@ -112,18 +120,19 @@ def compare(hosts: int, rates: Sequence[str], repetitions: int) -> list[Case]:
                 hosts,
                 rate,
                 method,
-                measured[method],
-                computing[method] + line_seconds(method, hosts, rate, repetitions),
+                measured[method][0],
+                computing[method][0] + line_seconds(method, hosts, rate, repetitions),
+                measured[method][1],
             )
             for method in METHODS
         ]
     return found
 
 
-def measure(hosts: int, rate: str | None, repetitions: int) -> dict[str, float]:
-    """Seconds of a synchronisation by method, of the slowest rank, on emulated hosts.
+def measure(hosts: int, rate: str | None, repetitions: int) -> dict[str, tuple[float, float]]:
+    """Seconds of a synchronisation by method, of the slowest rank, on emulated hosts: quartiles.
 
-    The lower quartile: whatever else the machine does only ever adds.
+    The lower one counts: whatever else the machine does only ever adds.
     """
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "bench.json"
@@ -134,7 +143,7 @@ def measure(hosts: int, rate: str | None, repetitions: int) -> dict[str, float]:
         if done.returncode:
             raise SystemExit(f"the measurement on {hosts} hosts failed:\n{done.stderr.strip()}")
         records = [json.loads(line) for line in target.read_text("utf-8").splitlines()]
-    return {record["method"]: record["quartiles_s"][0] for record in records}
+    return {record["method"]: (record["quartiles_s"][0], record["quartiles_s"][-1]) for record in records}
 
 
 def line_seconds(method: str, hosts: int, rate: str, repetitions: int = REPETITIONS) -> float:
@@ -153,17 +162,32 @@ def line_seconds(method: str, hosts: int, rate: str, repetitions: int = REPETITI
     return max(0.0, line - burst(rate) / bytes_per_second(rate))
 
 
-def agreement(cases: Sequence[Case]) -> tuple[int, int]:
-    """How many pairs of methods in the same setting are ranked alike, and how many there are that can be ranked."""
-    alike = pairs = 0
-    for first in cases:
-        for second in cases:
-            same = (first.hosts, first.rate) == (second.hosts, second.rate)
-            if not same or first.measured_s * (1 + CLOSE) >= second.measured_s:
-                continue
-            pairs += 1
-            alike += first.predicted_s < second.predicted_s
-    return alike, pairs
+Pair = tuple[Case, Case]
+
+
+def pairs_of(cases: Sequence[Case]) -> list[Pair]:
+    """Two methods in the same setting each, of which the first was measured to be the quicker one."""
+    return [
+        (first, second)
+        for first in cases
+        for second in cases
+        if (first.hosts, first.rate) == (second.hosts, second.rate) and first.measured_s < second.measured_s
+    ]
+
+
+def ranked(cases: Sequence[Case]) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    """Pairs of methods that are ranked alike, those that are swapped, and those that measurements do not rank.
+
+    Where the measured times of two methods differ by less than they scatter, a repetition may rank them otherwise.
+    """
+    alike: list[Pair] = []
+    swapped: list[Pair] = []
+    ties: list[Pair] = []
+    for first, second in pairs_of(cases):
+        right = first.predicted_s < second.predicted_s
+        place = ties if not first.is_clearly_below(second) else alike if right else swapped
+        place.append((first, second))
+    return alike, swapped, ties
 
 
 def show(cases: Sequence[Case]) -> None:
@@ -178,14 +202,31 @@ def show(cases: Sequence[Case]) -> None:
         for case in cases
     ]
     median = statistics.median(case.error for case in cases)
-    alike, pairs = agreement(cases)
+    alike, swapped, ties = ranked(cases)
     best = _winners_agree(cases)
     note = (
         f"median error {100 * median:.1f} % (at most {100 * MOST_ERROR:.0f} % wanted), largest"
-        f" {100 * max(case.error for case in cases):.0f} %; {alike} of {pairs} pairs of methods that measurably differ"
-        f" are ranked alike; the fastest method is the one predicted in {sum(best)} of {len(best)} settings."
+        f" {100 * max(case.error for case in cases):.0f} %; of {len(alike) + len(swapped)} pairs of methods that differ"
+        f" by more than they scatter {len(alike)} are ranked alike, {len(ties)} others are ties; the fastest method is"
+        f" the one predicted in {sum(best)} of {len(best)} settings."
     )
     table("one synchronisation", ("setting", "method", "measured", "predicted", "error"), rows, note=note)
+    if swapped:
+        title = "pairs that were predicted the other way round"
+        table(title, ("setting", "quicker as measured", "slower"), [_row(*pair) for pair in swapped])
+
+
+def _row(first: Case, second: Case) -> tuple[str, str, str]:
+    setting = f"{first.hosts} hosts, {as_rate(bytes_per_second(first.rate))}"
+    return (
+        setting,
+        *(f"{each.method}: {_between(each)}, predicted {as_seconds(each.predicted_s)}" for each in (first, second)),
+    )
+
+
+def _between(case: Case) -> str:
+    """Measured, with its spread where that is known."""
+    return as_seconds(case.measured_s) + (f" to {as_seconds(case.upper_s)}" if case.upper_s else "")
 
 
 def _winners_agree(cases: Sequence[Case]) -> list[bool]:

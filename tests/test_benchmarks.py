@@ -13,7 +13,7 @@ from spardl.simulator.gradients import HeavyTailed
 
 pytest.importorskip("benchmarks.suite")  # not part of the source distribution
 
-from benchmarks import endtoend, kernels, prediction, report, suite, targets
+from benchmarks import choice, endtoend, kernels, prediction, report, suite, targets
 
 ROOT = Path(report.__file__).parent.parent
 
@@ -206,8 +206,56 @@ def cases(predicted: dict[str, float]) -> list[prediction.Case]:
 
 def test_a_ranking_counts_pairs_of_methods_that_measurably_differ() -> None:
     """Which of two that take as long is predicted to be faster does not matter."""
-    assert prediction.agreement(cases({"spardl": 1.1, "topka": 2.3, "gtopk": 1.9})) == (2, 2)
-    assert prediction.agreement(cases({"spardl": 2.1, "topka": 2.0, "gtopk": 2.2})) == (1, 2)
+    assert counts(cases({"spardl": 1.1, "topka": 2.3, "gtopk": 1.9})) == (2, 0, 1)
+    assert counts(cases({"spardl": 2.1, "topka": 2.0, "gtopk": 2.2})) == (1, 1, 1)
+
+
+def counts(given: list[prediction.Case]) -> tuple[int, ...]:
+    """Pairs that are ranked alike, swapped pairs, and ties."""
+    return tuple(map(len, prediction.ranked(given)))
+
+
+def test_methods_that_differ_by_less_than_they_scatter_are_ties() -> None:
+    quick = prediction.Case(2, "10mbit", "spardl", 1.0, 2.0, upper_s=1.3)
+    slow = prediction.Case(2, "10mbit", "topka", 1.2, 1.0, upper_s=1.25)
+    assert counts([quick, slow]) == (0, 0, 1)
+    assert counts([replace(quick, upper_s=1.1), slow]) == (0, 1, 0)
+
+
+def test_swapped_pairs_are_shown_with_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    quick = prediction.Case(2, "10mbit", "spardl", 1.0, 2.0, upper_s=1.1)
+    prediction.show([quick, prediction.Case(2, "10mbit", "topka", 1.2, 1.0, upper_s=1.25)])
+    assert "spardl: 1.00 s to 1.10 s" in capsys.readouterr().out
+
+
+# --- choice ---------------------------------------------------------------------------------------------------------
+
+
+def record(planned_as: str, halves: dict[str, list[float]]) -> dict[str, Any]:
+    return {
+        "planned_as": planned_as,
+        "seconds": {name: sum(pair) / 2 for name, pair in halves.items()},
+        "halves": halves,
+    }
+
+
+def test_halves_are_of_every_other_turn() -> None:
+    step = choice.STEPS
+    assert choice.halves([1.0] * step + [3.0] * step + [1.0] * step + [3.0] * step) == [1.0, 3.0]
+    assert choice.halves([70.0]) == [70.0, 70.0]
+
+
+def test_luck_of_a_candidate_is_not_held_against_the_pick() -> None:
+    """Three ways of the same speed, each with a good half: no pick of these is worse than the best."""
+    even = {"dense": [9.0, 9.0], "topka": [1.0, 1.2], "gtopk": [1.2, 1.0], "auto": [0.1, 0.1]}
+    assert choice.of_the_best(record("topka", even)) <= 1.0
+    assert choice.of_the_best(record("dense", even)) > 7
+    assert choice.noise(record("topka", even)) == pytest.approx(0.2)
+
+
+def test_a_pick_that_is_slower_in_both_halves_is_so_much_slower() -> None:
+    slower = {"dense": [9.0, 9.0], "topka": [1.2, 1.2], "gtopk": [1.0, 1.0]}
+    assert choice.of_the_best(record("topka", slower)) == pytest.approx(1.2)
 
 
 def test_an_error_is_a_share_of_what_was_measured() -> None:

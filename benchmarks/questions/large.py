@@ -36,7 +36,7 @@ RECORDS = Path(__file__).parent.parent / "results" / "large.json"
 SOURCES = Path(__file__).parent.parent.parent / "src"
 SHAPE = {"width": 1280, "layers": 14, "heads": 20, "dropout": 0.0}
 BYTES, WINDOW, BATCH = 256, 64, 1
-RANKS, WARM_UP, STEPS, RATE = 2, 1, 3, 0.02
+RANKS, WARM_UP, STEPS, RATE = 2, 1, 5, 0.002
 STATUS = Path("/proc/self/status")
 WAYS: dict[str, dict[str, Any] | None] = {
     "DDP as it is": None,

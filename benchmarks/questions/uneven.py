@@ -94,7 +94,7 @@ def throttled(line: float) -> float:
     """The density that the throttle settles at: what the slowest line carries while a step is computed."""
     throttle = Throttle(*LocalUpdates().density_limits)
     for _ in range(ADJUSTMENTS):
-        took = _simulated(Training(), throttle.density, 1.0, line) / EXCHANGES
+        took = _simulated(Training(), throttle.density, 1.0, line)
         throttle.apply(Training(**COMPUTING).seconds / took)
     return throttle.density
 

@@ -15,6 +15,7 @@ from spardl.planning import rounds, survey
 from spardl.planning.budget import Budget
 from spardl.planning.candidates import Candidate
 from spardl.planning.choose import Compute, Offer
+from spardl.update import LocalUpdates
 from training import mlp, sgd, train, weights_of
 
 DENSE = Candidate(SyncConfig(method="dense", density=1.0))
@@ -32,6 +33,14 @@ def test_measured_steps_take_the_place_of_predicted_ones() -> None:
     assert [(each.candidate, each.measured) for each in found] == [(DENSE, True), (TOPKA, True), (GTOPK, False)]
     assert [each.step for each in found] == pytest.approx([0.3, 0.4, 0.45])
     assert found[1].speedup == pytest.approx(0.75) and found[1].exposed == pytest.approx(0.35)
+
+
+def test_a_prediction_does_not_win_over_a_measurement_by_what_only_steps_show() -> None:
+    """Dense took 0.1 s longer than predicted, and so does every other dense exchange; every fifth step, a fifth."""
+    seldom = Candidate(DENSE.config, LocalUpdates(every=5))
+    halved = Candidate(SyncConfig(method="dense", density=1.0, values="fp16"))
+    found = with_measured([offer(DENSE, 0.2), offer(seldom, 0.1), offer(halved, 0.15)], {DENSE: 0.3}, Compute())
+    assert {each.candidate: each.step for each in found} == pytest.approx({DENSE: 0.3, seldom: 0.12, halved: 0.25})
 
 
 def contested(rank, workers):

@@ -1,6 +1,16 @@
 """Measured steps have the last word: what was predicted is raced against dense where it could lose."""
 
-from spardl.planning.review import CHANGED, FIRST_CHECK, MEASURED, MOST_MEASURED, SETTLING, Review, Verdict, steps_of
+from spardl.planning.review import (
+    CHANGED,
+    FIRST_CHECK,
+    LONGEST_RACE,
+    MEASURED,
+    MOST_MEASURED,
+    SETTLING,
+    Review,
+    Verdict,
+    steps_of,
+)
 
 
 def after(review: Review, seconds: float, steps: int | None = None) -> Verdict:
@@ -35,7 +45,49 @@ def test_what_is_close_is_raced_and_the_quicker_one_stays() -> None:
 def test_sparse_comes_back_when_it_won_the_race() -> None:
     review = Review(sparse=0.05, dense=0.08, is_dense=False)
     assert after(review, 0.20) is Verdict.SWITCH
-    assert after(review, 0.25) is Verdict.SWITCH and not review.is_dense and review.settled == 0.20
+    assert after(review, 0.26) is Verdict.SWITCH and not review.is_dense and review.settled == 0.20
+
+
+def run_race(review: Review, *, dense: float, sparse: float) -> list[bool]:
+    """Turns until it is settled, and who had them: True for dense."""
+    turns = []
+    while review.settled is None:
+        turns.append(review.is_dense)
+        one_turn(review, dense if review.is_dense else sparse)
+    return turns
+
+
+def one_turn(review: Review, seconds: float) -> Verdict:
+    for _ in range(SETTLING + MEASURED):
+        review.note(seconds)
+    return review.decide(seconds)
+
+
+def test_a_sparse_way_that_wins_by_little_has_to_win_again() -> None:
+    """Whoever came last goes first in the next pair of turns, so that a machine that slows down favours nobody."""
+    review = Review(sparse=0.05, dense=0.08, is_dense=False)
+    assert run_race(review, dense=0.22, sparse=0.20) == [False, True, True, False, False, True]
+    assert not review.is_dense and review.settled == 0.20
+
+
+def test_one_good_turn_of_a_sparse_way_does_not_make_it_the_winner() -> None:
+    """A tenth quicker once, as quick as dense ever after: dense it is."""
+    review = Review(sparse=0.05, dense=0.08, is_dense=False)
+    assert one_turn(review, 0.20) is Verdict.SWITCH  # sparse
+    assert one_turn(review, 0.22) is Verdict.STAY and review.settled is None  # dense: close
+    assert one_turn(review, 0.22) is Verdict.SWITCH and not review.is_dense
+    assert one_turn(review, 0.23) is Verdict.SWITCH and review.is_dense and review.settled == 0.22
+
+
+def test_a_race_takes_no_more_steps_than_is_said() -> None:
+    review = Review(sparse=0.005, dense=0.008, is_dense=False)
+    taken = 0
+    while review.settled is None:
+        taken += 1
+        review.note(0.0115 if review.is_dense else 0.0100)
+        if review.is_due:
+            review.decide(review.median)
+    assert review.settled == 0.0100 and LONGEST_RACE / 2 < taken <= LONGEST_RACE
 
 
 def test_a_race_that_is_even_goes_to_dense() -> None:
@@ -56,8 +108,7 @@ def test_a_settled_choice_is_checked_now_and_then_and_measured_anew_when_steps_c
 
 def test_a_settled_way_that_becomes_slower_than_the_other_was_is_looked_at_again() -> None:
     review = Review(sparse=0.05, dense=0.08, is_dense=False)
-    after(review, 0.20)
-    after(review, 0.22)
+    run_race(review, dense=0.22, sparse=0.20)
     assert not review.is_dense and review.loser == 0.22
     assert after(review, 0.23, SETTLING + FIRST_CHECK) is Verdict.SURVEY
 

@@ -28,7 +28,7 @@ from spardl.transport.choice import transport_named
 from spardl.update import LocalUpdates
 
 PLAN_S = 25.0  # from the rehearsal to the last turn
-SURVEY_S, SURVEY_SHARE = 10.0, 0.4  # at most, also of what the rehearsal has left
+SURVEY_S, SURVEY_SHARE = 8.0, 0.3  # at most, also of what the rehearsal has left
 LONGEST_S = 1.0  # of a step that takes part
 
 
@@ -121,23 +121,24 @@ class Contest:
 def with_measured(offers: Sequence[Offer], measured: dict[Candidate, float], compute: Compute) -> list[Offer]:
     """Offers with the steps that were measured instead of predicted ones, the quickest first.
 
-    Sparse gradients that were not measured take as much longer than predicted as those that were.
+    What was not measured takes as much longer than predicted as what was: a dense exchange as DDP's, a sparse one as
+    the usual one. Else a prediction would look quicker than a measurement for leaving out what only steps show.
     """
     dense = next((seconds for candidate, seconds in measured.items() if candidate.is_dense), None)
-    beyond = _beyond(offers, measured)
+    late = {is_dense: _beyond(offers, measured, is_dense) for is_dense in (True, False)}
     found = []
     for offer in offers:
         step = measured.get(offer.candidate)
         base = dense if dense is not None else offer.step * offer.speedup
-        late = 0.0 if offer.candidate.is_dense or offer.candidate.rule is not None else beyond
-        taken = step if step is not None else offer.step + late
+        every = offer.candidate.rule.every if offer.candidate.rule is not None else 1
+        taken = step if step is not None else offer.step + late[offer.candidate.is_dense] / every
         exposed, speedup = taken - compute.total, base / taken if taken > 0 else 1.0
         found.append(replace(offer, step=taken, exposed=exposed, speedup=speedup, measured=step is not None))
     return sorted(found, key=lambda offer: offer.step)
 
 
-def _beyond(offers: Sequence[Offer], measured: dict[Candidate, float]) -> float:
-    """Seconds by which the usual sparse step took longer than predicted."""
-    sparse = [offer for offer in offers if offer.candidate in measured and not offer.candidate.is_dense]
-    missed = [measured[offer.candidate] - offer.step for offer in sparse]
+def _beyond(offers: Sequence[Offer], measured: dict[Candidate, float], is_dense: bool) -> float:
+    """Seconds by which the usual step of dense, or of sparse ways, took longer than predicted."""
+    alike = [offer for offer in offers if offer.candidate in measured and offer.candidate.is_dense == is_dense]
+    missed = [measured[offer.candidate] - offer.step for offer in alike]
     return max(0.0, statistics.median(missed)) if missed else 0.0

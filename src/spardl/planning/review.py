@@ -1,8 +1,9 @@
 """Review: what was predicted against what training takes, and what to do about it. Arithmetic only.
 
 A prediction decides how training begins. Then measured steps decide: where dense and the sparse way could be close,
-each has a few steps, and the quicker one stays. Later, a step that takes much longer or much less than it did means
-that something has changed, and everything is measured anew. All ranks feed in the same numbers and decide alike.
+each has a few steps, and the quicker one stays; a sparse way that wins by little has to win again. Later, a step that
+takes much longer or much less than it did means that something has changed, and everything is measured anew. All ranks
+feed in the same numbers and decide alike.
 """
 
 import enum
@@ -14,6 +15,9 @@ from spardl.planning.choose import MARGIN
 SETTLING = 2  # steps after a change that do not count
 MEASURED, MOST_MEASURED = 6, 40  # steps that do: more of short ones, which scatter more
 MEASURED_S = 0.6  # that they are to take together
+TURNS = 3  # of either way at most, where one does not suffice
+CLEAR = 0.8  # of dense's step: a sparse way this quick has won after one turn
+LONGEST_RACE = 2 * TURNS * (SETTLING + MOST_MEASURED + 1)  # steps; going back to dense takes one more
 FIRST_CHECK, LAST_CHECK = 100, 3200  # steps from one check of a settled choice to the next; it doubles in between
 CHANGED = 1.3  # times as long, or as short, as a step was
 
@@ -39,7 +43,7 @@ class Review:
     settled: float | None = None
     loser: float | None = None  # what a step of the other way took, if there was a race
     _needed: int = MEASURED
-    _rival: float | None = None  # what a step of the other way took, where it has been tried
+    _turns: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})  # steps, by `is_dense`
     _interval: int = FIRST_CHECK
     _steps: list[float] = field(default_factory=list)
     _ignored: int = 0
@@ -70,13 +74,16 @@ class Review:
         self._needed = MEASURED
         if self.settled is not None:
             return self._check(step)
-        if self._rival is not None:
-            return self._conclude(step, self._rival)
-        if self._may_lose(step):
-            self._rival, self.is_dense, self._ignored = step, not self.is_dense, 0
+        self._turns[self.is_dense].append(step)
+        had, rivals = len(self._turns[self.is_dense]), len(self._turns[not self.is_dense])
+        if not rivals and not self._may_lose(step):
+            self.settled = step
+            self._turns[self.is_dense].clear()
+            return Verdict.STAY
+        if had > rivals:
+            self.is_dense, self._ignored = not self.is_dense, 0
             return Verdict.SWITCH
-        self.settled = step
-        return Verdict.STAY
+        return self._conclude()
 
     def _may_lose(self, step: float) -> bool:
         """Whether the other way could be quicker, at best. Dense may hide behind backward, all of it."""
@@ -84,11 +91,17 @@ class Review:
             return step - self.dense + self.sparse < (1 - MARGIN) * step
         return max(step - self.sparse, self.dense) < step / (1 - MARGIN)
 
-    def _conclude(self, step: float, rival: float) -> Verdict:
-        """Both have been tried; sparse has to save a twentieth."""
-        dense, sparse = (step, rival) if self.is_dense else (rival, step)
+    def _conclude(self) -> Verdict:
+        """Both have had as many turns; sparse has to save a twentieth.
+
+        Seconds are good and bad ones for all that runs in them. So a sparse way that has won by little has to win
+        again: whoever came last goes first in the next pair of turns, which evens out a machine that slows down.
+        """
+        dense, sparse = (statistics.median(self._turns[way]) for way in (True, False))
         better = sparse > (1 - MARGIN) * dense
-        self._rival, self._ignored = None, 0
+        if not better and sparse > CLEAR * dense and len(self._turns[True]) < TURNS:
+            return Verdict.STAY
+        self._turns, self._ignored = {True: [], False: []}, 0
         self.settled, self.loser = (dense, sparse) if better else (sparse, dense)
         if better == self.is_dense:
             return Verdict.STAY

@@ -17,7 +17,7 @@ DENSE_TURNS = 4  # that dense has in one go, where its steps are short
 ENOUGH = 100  # counted steps of one candidate
 CLOSE, FAR = 1.15, 1.3  # times the best: worth a closer look, and not even worth a second one
 ROUND_S = 1.5  # that a round is to take
-LEAST_FINALISTS, MOST_FINALISTS = 3, 6  # beside dense
+LEAST_FINALISTS, MOST_FINALISTS = 4, 6  # beside dense
 
 
 @dataclass(frozen=True, slots=True)
