@@ -153,6 +153,7 @@ class Vectors(Target):
 
     def __init__(self) -> None:
         self.kernels = for_device(torch.device("cpu"))
+        super().__init__()
 
     def samples(self) -> list[bytes]:
         values = torch.randn(37, generator=torch.Generator().manual_seed(0))

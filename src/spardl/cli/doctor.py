@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="that any wait for a rank may take (default: %(default)g)",
     )
     add_json_option(group, "one record per finding")
-    add_worker_options(parser)
+    add_worker_options(parser, WORKERS)
 
 
 def run(options: argparse.Namespace) -> int:

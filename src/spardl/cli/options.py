@@ -112,13 +112,14 @@ def _parsed(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return parsed
 
 
-def add_worker_options(parser: argparse.ArgumentParser) -> None:
+def add_worker_options(parser: argparse.ArgumentParser, default: int = 4) -> None:
     group = parser.add_argument_group("workers")
     group.add_argument(
         "--workers",
         type=number_of("workers"),
         metavar="N",
-        help="start N processes on this machine (default: 4); under torchrun and the like, their number is known",
+        help=f"start N processes on this machine (default: {default}); under torchrun and the like, their number is"
+        " known",
     )
     group.add_argument("--port", type=_port, metavar="PORT", help="where local workers meet (default: any free port)")
 
