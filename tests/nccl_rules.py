@@ -7,7 +7,7 @@
 * a message without a partner: a batch is over when all of it has been sent *and* taken
 * collectives in another order, of another size or type than on the other ranks, or between other messages
 
-`installed` puts it in the place of torch.distributed in `transport/torchdist.py`.
+`installed` puts it in the place of torch.distributed in `transport/torchdist.py` and `transport/members.py`.
 """
 
 import queue
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from far import FAR, FarStream, FarTensor, current_stream
-from spardl.transport import torchdist
+from spardl.transport import members, torchdist
 
 PATIENCE = 100  # seconds, for what would otherwise hang
 
@@ -185,7 +185,9 @@ def installed(monkeypatch, workers):
 
     with monkeypatch.context() as patch:
         patch.setattr(torchdist, "dist", fake)
-        patch.setattr(torchdist, "Meeting", lambda ranks, rank, timeout: types.SimpleNamespace(place=None))
+        patch.setattr(members, "dist", fake)
+        patch.setattr(members._torch_private, "default_store", lambda: None)
+        patch.setattr(torchdist, "Meeting", lambda members, timeout: types.SimpleNamespace(place=None))
         patch.setattr(torchdist, "Watch", lambda rank: Unwatched())
         patch.setattr(torchdist, "within", lambda seconds, job, late: job())  # on the thread that is this rank
         yield make

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from spardl.errors import AbsentPeer, ConfigError
+from spardl.errors import AbsentPeer, ConfigError, PeerError
 from spardl.launch import rendezvous
 from spardl.launch.place import Place
 from spardl.launch.rendezvous import process_group
@@ -120,3 +121,23 @@ def test_one_rank_meets_itself() -> None:
         dist.all_reduce(total)
         assert total.tolist() == [1, 1, 1]
     assert not dist.is_initialized()
+
+
+def test_ranks_that_met_and_cannot_be_connected_are_told_of_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose own name leads to loopback, with the others elsewhere."""
+
+    def cannot(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[gloo/full_mesh.cc:51] connectFullMesh failed: connection refused. Again")
+
+    monkeypatch.setattr(dist, "init_process_group", cannot)
+    with pytest.raises(PeerError, match=r"rank 0 to the others .*GLOO_SOCKET_IFNAME"), process_group(*places(1, 0), 3):
+        pytest.fail("the ranks were connected")
+
+
+def test_a_store_that_answers_is_not_blamed_for_ranks_that_cannot_be_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: done.wait(60))
+    monkeypatch.setattr(rendezvous, "GRACE_S", 0.5)
+    with pytest.raises(PeerError, match=r"not within 1 s.*GLOO_SOCKET_IFNAME"), process_group(*places(1, 0), 1):
+        pytest.fail("the ranks were connected")
+    done.set()

@@ -25,7 +25,7 @@ from spardl.launch.place import Place
 from spardl.transport.failures import collective
 from spardl.transport.inquiry import inquire
 from spardl.transport.meeting import GRACE_S
-from spardl.transport.patience import store_is_silent, within
+from spardl.transport.patience import PROBE_S, store_is_silent, within
 from spardl.transport.watch import open_watches
 
 Result = TypeVar("Result")
@@ -34,6 +34,14 @@ Result = TypeVar("Result")
 FAREWELL = timedelta(seconds=3)
 # How often rank 0 looks for tokens in a launcher's store.
 LOOK = timedelta(seconds=0.05)
+
+# What gloo says when it cannot connect ranks that have met in the store.
+NO_MESH = "connectFullMesh"
+UNREACHABLE = (
+    "the ranks have met, but gloo could not connect rank {rank} to the others ({reason}). Each rank listens at the"
+    " interface that GLOO_SOCKET_IFNAME names, or else where its machine's own name leads, which is often loopback: set"
+    " GLOO_SOCKET_IFNAME on every machine to the interface that reaches the others; `spardl doctor` lists them."
+)
 
 LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 
@@ -50,7 +58,7 @@ def process_group(place: Place, timeout: float) -> Iterator[None]:
     try:
         most = (2 if place.hosted else 1) * timeout + FAREWELL.total_seconds()  # for rank 0 to come, and to count
         ours = _bounded(lambda: _call_the_roll(store, place, timeout), store, place, most)
-        _bounded(lambda: _make_group(ours, place, timeout), store, place, timeout)
+        within(timeout + GRACE_S, lambda: _make_group(ours, place, timeout), lambda: _no_group(store, place, timeout))
         began = time.monotonic()
         yield
     except RuntimeError as error:
@@ -64,13 +72,28 @@ def process_group(place: Place, timeout: float) -> Iterator[None]:
 
 
 def _make_group(store: Store, place: Place, timeout: float) -> None:
-    dist.init_process_group(
-        "gloo",
-        store=PrefixStore("group", store),
-        rank=place.rank,
-        world_size=place.workers,
-        timeout=timedelta(seconds=timeout),
-    )
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.workers,
+            timeout=timedelta(seconds=timeout),
+        )
+    except RuntimeError as error:
+        if NO_MESH in str(error):
+            raise PeerError(UNREACHABLE.format(rank=place.rank, reason=_gist(str(error)))) from error
+        raise
+
+
+def _no_group(store: Store, place: Place, timeout: float) -> PeerError:
+    """The error where connecting takes too long: a store that still answers is not to blame."""
+    silent = store_is_silent(store, place.rank, timeout + GRACE_S)
+    try:
+        within(PROBE_S, lambda: store.check(["anything"]), lambda: silent)
+    except Exception:
+        return silent
+    return PeerError(UNREACHABLE.format(rank=place.rank, reason=f"not within {timeout:g} s"))
 
 
 def _bounded(job: Callable[[], Result], store: Store, place: Place, seconds: float) -> Result:
